@@ -27,13 +27,7 @@ from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.kinds.conditions import true_conditions
 from airflow_provider_ktrain.core.state.accelerators import CLAIMS, Amounts, described
 from airflow_provider_ktrain.core.state.pods.devices import amounts_of
-from airflow_provider_ktrain.core.state.pods.objects import (
-    grace_of,
-    has_ended,
-    is_being_deleted,
-    node_of,
-    only_waits,
-)
+from airflow_provider_ktrain.core.state.pods.objects import grace_of, has_ended, is_being_deleted, node_of, only_waits
 from airflow_provider_ktrain.core.state.pods.usage import NOT_COUNTED
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import counted, listed

@@ -10,16 +10,7 @@ from airflow_provider_ktrain.core.kinds.pytorchjob import PYTORCHJOB
 from airflow_provider_ktrain.core.kinds.trainjob.kind import TRAINJOB
 from airflow_provider_ktrain.core.text.output import SUGGESTION
 
-__all__ = [
-    "KINDS",
-    "MPIJOB",
-    "PYTORCHJOB",
-    "TRAINJOB",
-    "Kind",
-    "Manifest",
-    "did_you_mean",
-    "kind_of",
-]
+__all__ = ["KINDS", "MPIJOB", "PYTORCHJOB", "TRAINJOB", "Kind", "Manifest", "did_you_mean", "kind_of"]
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (PYTORCHJOB, MPIJOB, TRAINJOB)}
 

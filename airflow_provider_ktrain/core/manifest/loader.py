@@ -129,9 +129,7 @@ def plain(value: Any) -> Any:
         why = str(e)
         where = "" if "Circular" in why else _path_of_invalid(value, "$")
     raise ManifestError(
-        f"the manifest can't be written as JSON: {why}",
-        where=where,
-        remedy=f"correct the value; {CHECK_ALIASES}",
+        f"the manifest can't be written as JSON: {why}", where=where, remedy=f"correct the value; {CHECK_ALIASES}"
     )
 
 

@@ -101,12 +101,7 @@ class ContainerFollower:
         init = is_init_container(pod, name)
         source = LogLine(self.pod, name, role, index, 0, "", "", init=init, pod_uid=self.uid)
         self.emitter = RateLimitedEmitter(
-            job.sink,
-            source,
-            job.inspector(source),
-            set_logged=self._set_logged,
-            job=job.known_job,
-            began=job.began,
+            job.sink, source, job.inspector(source), set_logged=self._set_logged, job=job.known_job, began=job.began
         )
         self._reader = LogReader(job, self.path, name, self.emitter, self.observed)
         self.source = source

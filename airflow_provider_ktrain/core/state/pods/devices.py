@@ -6,14 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.kinds import kind_of
-from airflow_provider_ktrain.core.state.accelerators import (
-    CLAIMS,
-    DEVICE_CLASS,
-    Amounts,
-    accelerator_of,
-    is_gpu,
-    times,
-)
+from airflow_provider_ktrain.core.state.accelerators import CLAIMS, DEVICE_CLASS, Amounts, accelerator_of, is_gpu, times
 from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.state.quantity import parse_quantity
 
