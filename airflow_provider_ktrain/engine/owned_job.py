@@ -60,7 +60,9 @@ from airflow_provider_ktrain.engine.submit.create_or_adopt import Posting, Submi
 FRESH_SECONDS = 120.0  #: How long after its creation a job has made no progress worth keeping.
 SUSPEND_SECONDS = 10.0  #: Time to suspend a failed job that would train again.
 CONFLICT_PAUSE_SECONDS = 0.5  #: Pause before annotations are written again after a conflict.
-FIND_INTERVAL = 0.2  #: Seconds between two looks for a job whose create request is on its way.
+#: Pauses between two looks for a job whose create request is on its way: the first one, doubled after each look, and
+#: the longest.
+FIRST_FIND_SECONDS, MAX_FIND_SECONDS = 0.2, 1.0
 T = TypeVar("T")
 #: What was released, and why that failed; at most one of them is set.
 Result = tuple[Released | None, str]
@@ -191,8 +193,10 @@ class OwnedJob:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(end - timing.now(), 0.1)):
                 await self.posting.wait()
-                while not await self._found(submission):  # noqa: ASYNC110
-                    await asyncio.sleep(FIND_INTERVAL)
+                pause = FIRST_FIND_SECONDS
+                while not await self._found(submission):
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, MAX_FIND_SECONDS)
 
     async def _found(self, submission: Submission) -> bool:
         """Look for the job; returns whether it is now known that it exists, or that it never will."""
