@@ -90,6 +90,7 @@ def test_saved_manifest_is_loaded_without_its_code(tmp_path: Path, capsys: pytes
     assert CODE_HINT in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.embedded("starts a cluster by --local")
 def test_job_of_a_command_without_a_name(ktrain: Start) -> None:
     command = ktrain("run", "--local", "--", "/")

@@ -116,6 +116,7 @@ def test_ctrl_c_stops_the_cluster(ktrain: Start, tmp_path: Path, temporary: Path
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.thorough
 def test_second_ctrl_c_suggests_nothing_for_a_cluster_that_ends(ktrain: Start, tmp_path: Path, temporary: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(IGNORE_SIGTERM, grace=20)))
     command = ktrain("run", "--local", "job.yaml", env={"TMPDIR": str(temporary)})

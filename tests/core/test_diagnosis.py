@@ -823,7 +823,7 @@ def test_cause_is_restored_from_json() -> None:
 HUGE = 256 * 1024  #: A progress bar counts as one line.
 
 
-@pytest.mark.parametrize(("replicas", "bars", "chars"), [(1, 49, HUGE), (512, 0, 2 * MAX_LINE_CHARS)])
+@pytest.mark.parametrize(("replicas", "bars", "chars"), [(1, 49, HUGE), (64, 0, 2 * MAX_LINE_CHARS)])
 def test_a_cause_is_limited_in_length(replicas: int, bars: int, chars: int) -> None:
     pods = [pod("Worker", i, code=1, at=5) for i in range(replicas)]
     progress = "\r".join(["epoch 3:  97%|####"] * (chars // 20))

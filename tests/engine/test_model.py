@@ -64,7 +64,7 @@ from tests.engine.model_cluster import (
 from tests.engine.model_hosts import Process, Terminal, Trigger, Worker, World
 
 RUNS = int(os.environ.get("KTRAIN_MODEL_RUNS", "1000"))
-BATCH = 125
+BATCH = 50
 #: The seeds from these on are those of trainings that report NaN, or that may not be good enough.
 NAN_SEED, REQUIRE_SEED = 1_000_000, 2_000_000
 STEPS = 150

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.engine.follow.state import JobState
 from tests.engine.tasks import Lines
 from tests.factories import replica_pod
 
-REPLICAS = 256
+REPLICAS = 100
 NO_HANDOVER = Handover()
 JOB = {"kind": "PyTorchJob", "spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": REPLICAS}}}}
 
@@ -50,7 +50,7 @@ async def test_a_large_job_that_starts_logs_few_lines() -> None:
         observe(state, running)
         await reporter.observe()
     assert len(log.messages) == 2
-    assert (log.messages[0], log.messages[-1]) == ("0/256 Running · 256 Pending", "256/256 Running")
+    assert (log.messages[0], log.messages[-1]) == ("0/100 Running · 100 Pending", "100/100 Running")
     assert reporter.due is None
 
 

@@ -176,7 +176,7 @@ def test_code_without_a_command_is_refused(
 
 @pytest.mark.embedded("needs an image with mpirun")
 @pytest.mark.skipif(not shutil.which("mpirun", path=Path(sys.executable).parent), reason="needs Open MPI")
-@pytest.mark.parametrize("version", ["v1", "v2beta1"])
+@pytest.mark.parametrize("version", [pytest.param("v1", marks=pytest.mark.thorough), "v2beta1"])
 def test_ranks_of_an_mpijob_run_in_the_directory(
     version: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,7 @@ def test_retry_adopts_the_job_and_follows_it_to_its_end(instance: VirtualInstanc
     assert not instance.api.pods
 
 
+@pytest.mark.sampled(2)
 @older
 def test_failed_job_has_a_cause_and_is_released(instance: VirtualInstance, version: str) -> None:
     submitted(instance, version, *FAILS)
