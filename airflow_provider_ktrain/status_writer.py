@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.formats import NEXT_DUE, STATUS_XCOM, VERSION, mapping
+from airflow_provider_ktrain.core.formats import NEXT_DUE, STATUS_XCOM, SUMMARY_XCOM, VERSION, mapping
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
+from airflow_provider_ktrain.core.reporting.summary import killed_summary
 from airflow_provider_ktrain.core.text.output import masked, masked_log
 from airflow_provider_ktrain.core.text.xcom_values import transportable
 from airflow_provider_ktrain.engine import timing
@@ -252,6 +253,12 @@ class TaskStatusSink:
             self._build = lambda: lambda: status
         return self._conclusion
 
+    async def store_end(self, status: Mapping[str, Any]) -> None:
+        """Store the last status of a try that a trigger has ended, and its summary: no worker does. It never raises."""
+        self._build = lambda: lambda: status
+        with contextlib.suppress(Exception):
+            await _writer().store_conclusion(self._key, self._begin_conclusion, self._write_end)
+
     def _begin(self) -> Callable[[], Mapping[str, Any]]:
         self._began_at = timing.now()
         assert self._build is not None
@@ -287,6 +294,13 @@ class TaskStatusSink:
         else:
             compat.set_xcom(self._key, STATUS_XCOM, value)
         self._written_at = self._began_at
+
+    def _write_end(self, status: Mapping[str, Any]) -> None:
+        """Write status and summary, unless the next try has begun: then the summary is its own, or deleted."""
+        before = mapping(compat.xcom_of(self._key, SUMMARY_XCOM))
+        if before.get("try_number") == self.try_number:
+            self._write(status)
+            compat.set_xcom(self._key, SUMMARY_XCOM, killed_summary(before, status))
 
     def _read(self) -> Any:
         return compat.own_xcom(self._ti, STATUS_XCOM) if self.host == WORKER else compat.xcom_of(self._key, STATUS_XCOM)

@@ -141,7 +141,7 @@ PASSED_ON = {
     "({code} / {value})", "{custom_operator_name}: {problems}", "{replica} {description}: {error}",
     "{replica} {description}: {message}", "{job} {description}: {message}", "{line}", "{sent}",
     "{repeated}", "{checkpoints}", "{rule}", "{cause}", "{taken}", "({reason} / {why})",
-    "{status}", "{event}", "{result}", "{unmet}", "{repetition}",
+    "{status}", "{event}", "{result}", "{unmet}", "{repetition}", "{killed}",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from types import TracebackType
 
-from airflow_provider_ktrain.core.end_rules import ACTS, Action, Event, Rule, Successor, Task, task_of
+from airflow_provider_ktrain.core.end_rules import ACTS, Action, Event, Rule, Successor, Task, task_of, why_ended
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.logs.cursor import Cursor
 from airflow_provider_ktrain.core.state.status import Seen
@@ -51,6 +51,8 @@ class ProcessEnd:
 
     def __init__(self, job: OwnedJob, host: Host, cursor: Callable[[], Cursor], log: Log) -> None:
         self._job, self._host, self._cursor, self._log = job, host, cursor, log
+        #: How a task was killed whose job was released with time; empty if it was not, or if the release failed.
+        self.killed = ""
 
     async def stop(self) -> tuple[str, str]:
         """The process was asked to stop. Returns the sentence for the user, and why a release failed."""
@@ -200,6 +202,8 @@ class ProcessEnd:
         if event is Event.KILL:
             self._log.info(f"The task is {state}. Releasing {job.ref}.")
         released, error = await self._release(event, task, RELEASE_SECONDS, logs=True)
+        if event is Event.KILL and not error:
+            self.killed = why_ended(event, state)
         return error.partition("\n")[0] or f"{job.ref} is left as it is." if released is None else released.text, error
 
     async def _release(self, event: Event, task: Task, seconds: float, *, logs: bool = False) -> Result:

@@ -14,7 +14,7 @@ import contextlib
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
@@ -87,6 +87,7 @@ class Training:
         self._annotations = JobAnnotations(self.job, log)
         self._process_end = ProcessEnd(self.job, host, self._positions, log)
         self.cursor: Cursor | None = None  #: Positions in the logs, updated in place.
+        self._end: FollowingEnd | None = None  # of the last following
         self._read_of_end: JobRead | None = None  # by which the end of the job was taken
         self._store = ConclusionStore(host.status_sink, log)
         self._decisions = Decisions(self.job, self._store, log)
@@ -245,6 +246,7 @@ class Training:
         sink = self._host.status_sink  # when it is left, it publishes nothing more: no status replaces a later one
         left = sink if isinstance(sink, contextlib.AbstractAsyncContextManager) else contextlib.nullcontext()
         async with left, Following(context) as following:
+            self._end = following.end
             try:
                 yield following
             except Exception:
@@ -286,12 +288,17 @@ class Training:
         return await self._release_running(following, noticed)
 
     async def stop(self) -> Outcome:
-        """The process was asked to stop: decide what happens to the job, and do it."""
+        """The process was asked to stop: decide what happens to the job, and do it.
+
+        :return: has the last status of a training whose task was killed, if this process has followed and released it.
+        """
         text, error = await self._process_end.stop()
         reason = (self._stop.reason if self._stop is not None else None) or "the process was asked to stop"
         summary, _, detail = (text or reason).partition("\n")
-        cause = Cause(Category.KILLED, summary, detail).as_dict()
-        return Outcome("Pending", False, cause=cause, release_error=error, metrics=self.handover.metrics)
+        cause, status = Cause(Category.KILLED, summary, detail).as_dict(), dict[str, Any]()
+        if (killed := self._process_end.killed) and self._end is not None:
+            status = await self._end.last_status(Cause(Category.KILLED, killed, text))
+        return Outcome("Pending", False, cause=cause, release_error=error, metrics=self.handover.metrics, status=status)
 
     async def interrupted(self, event: Event) -> None:
         """An error ends the try: decide what happens to the job, and do it. The caller raises the error.

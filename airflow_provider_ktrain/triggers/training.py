@@ -88,6 +88,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         self.version = version
         self._killing: asyncio.Future[None] | None = None
         self._training: Training | None = None
+        self._sink: TaskStatusSink | None = None
 
     @property
     def log(self) -> Any:
@@ -167,7 +168,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         from airflow_provider_ktrain.engine.training_owner import Training
 
         if self._training is None:
-            sink = TaskStatusSink.of(self.task_instance, TRIGGER) if self.options["release"] else None
+            self._sink = TaskStatusSink.of(self.task_instance, TRIGGER) if self.options["release"] else None
             # `airflow dags test` runs triggers inline, without a task instance: after Ctrl-C nothing else runs
             inline = self.task_instance is None
             host = Host(
@@ -177,7 +178,7 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
                 patience=self.state_patience,
                 shared=True,
                 began_at=began_at,
-                status_sink=sink,
+                status_sink=self._sink,
                 refresh_seconds=refresh_seconds,
             )
             hook = TrainingHook(self.kubernetes_conn_id, self.cluster_context)
@@ -223,7 +224,11 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         if not self.options["release"]:
             return False
         try:
-            await self._owner().stop()
+            owner = self._owner()
+            status = (await owner.stop()).status
+            if status and self._sink is not None:
+                deleted = owner.job.options.on_finish_action.deletes(succeeded=False)
+                await self._sink.store_end({**status, "job_deleted": deleted})
         except KtrainError as e:
             self.log.error("%s", e)
         return True

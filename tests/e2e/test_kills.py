@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM
 from airflow_provider_ktrain.core.kinds import Kind
 from tests.clusters import TestCluster
 from tests.e2e.airflow import Airflow, wait_for
@@ -41,6 +43,20 @@ def test_mark_failed_while_deferred(begin: Begin, kind: Kind) -> None:
     assert stage.wait_state("failed")["try_number"] == 1
     wait_for("the job is gone", lambda: stage.job() is None)
     stage.wait_line("2 GPUs released")
+
+
+def test_trigger_stores_how_a_killed_training_ended(begin: Begin) -> None:
+    stage = begin("chaos_deferred", seconds=600)
+
+    def xcom(key: str) -> Any:
+        return stage.airflow.xcom(stage.dag, stage.run, "train", key)
+
+    stage.wait_followed()
+    wait_for("its trigger has written a status", lambda: xcom(STATUS_XCOM)["host"] == "trigger")
+    stage.set_state("failed")
+    wait_for("its trigger has stored the end", lambda: xcom(SUMMARY_XCOM)["state"] == "failed")
+    assert xcom(SUMMARY_XCOM)["cause"] == xcom(STATUS_XCOM)["cause"]["summary"] == "The task was killed (failed)"
+    assert xcom(SUMMARY_XCOM)["usage"]["held"] > 0
 
 
 @of_each_kind

@@ -15,12 +15,13 @@ import pytest
 import yaml
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import TaskDeferred
-from airflow.sdk.execution_time.comms import GetTaskStates
+from airflow.sdk.execution_time.comms import GetTaskStates, GetXCom, SetXCom, XComResult
 from airflow.secrets.environment_variables import EnvironmentVariablesBackend
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import EARLIEST_EVENT
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingJobError
 from airflow_provider_ktrain.hooks.training import TrainingHook
@@ -312,6 +313,53 @@ def test_lines_after_a_kill_are_logged_and_counted(
     late = output.count("started")  # 0, but on a loaded machine nothing has read it before the kill
     assert f"The pods wrote {3 + late} lines between the kill and their end." in output
     assert not instance.jobs()
+
+
+class Database(Supervisor):
+    """Airflow's supervisor, with the XComs of the task."""
+
+    def __init__(self, state: TaskInstanceState, xcoms: dict[str, Any]) -> None:
+        super().__init__(state)
+        self.xcoms = xcoms
+
+    def send(self, message: Any) -> Any:
+        if isinstance(message, SetXCom):
+            self.xcoms[message.key] = message.value
+            return None
+        if isinstance(message, GetXCom):
+            return XComResult(key=message.key, value=self.xcoms.get(message.key))
+        return super().send(message)
+
+
+@of_each_kind
+@pytest.mark.parametrize(
+    ("state", "started", "stored"),
+    [
+        (TaskInstanceState.FAILED, 1, ("failed", "killed", "The task was killed (failed)")),
+        (TaskInstanceState.FAILED, 2, ("running", None, None)),
+        (TaskInstanceState.DEFERRED, 1, ("running", None, None)),
+    ],
+    ids=["killed", "killed, and the next try has begun", "only the triggerer stops"],
+)
+def test_trigger_stores_how_a_killed_training_ended(
+    instance: Instance, capsys: pytest.CaptureFixture[str], state: TaskInstanceState, started: int, stored: Any
+) -> None:
+    """No worker does: without it, the GPU time since the last status is lost, and the page warns of GPUs held."""
+    trigger = instance.trigger(instance.execute())
+    assert instance.ti is not None
+    xcoms = instance.ti.xcoms
+    begun = xcoms[SUMMARY_XCOM] = {**xcoms[SUMMARY_XCOM], "try_number": started}
+    with supervised(Database(state, xcoms)):
+        asyncio.run(stopped(trigger, capsys, kill=True))
+    summary, status = xcoms[SUMMARY_XCOM], xcoms[STATUS_XCOM]
+    assert (summary["state"], summary.get("category"), summary.get("cause")) == stored
+    assert bool(status["ended"]) is (stored[0] == "failed")
+    if status["ended"]:
+        assert status["cause"]["summary"] == summary["cause"]
+        assert summary["usage"]["tries"] == 1
+        assert summary["usage"]["held"] == pytest.approx(status["usage"]["held"], abs=0.1)
+        assert summary["usage"]["held"] > 0
+        assert summary["parameters"] == begun["parameters"]
 
 
 @of_each_kind

@@ -1,6 +1,7 @@
 """The XCom `ktrain_summary`: one small document about a training, which lists and comparisons show.
 
-A worker writes it before it submits the job, and again at the end. docs/reference/formats.md describes its fields.
+A worker writes it before it submits the job, and again at the end; after a kill of a deferred task, its trigger does.
+docs/reference/status.md describes its fields.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from airflow_provider_ktrain.core.formats import VERSION, json_size, mapping
+from airflow_provider_ktrain.core.formats import VERSION, json_size, mapping, total_usage
 from airflow_provider_ktrain.core.identity.task_variables import VARIABLE_PREFIX
 from airflow_provider_ktrain.core.reporting.redaction import redacted
 from airflow_provider_ktrain.core.text.output import masked
@@ -85,3 +86,21 @@ def summary(before: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
         if json_size(document) <= MAX_BYTES:
             break
     return document
+
+
+def killed_summary(before: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary of a killed try that no worker ends, by its last status.
+
+    :param before: the summary of its beginning.
+    """
+    cause, own = mapping(status.get("cause")), {**mapping(status.get("usage")), "tries": 1}
+    return summary(
+        before,
+        state="failed",
+        cause=str(cause.get("summary") or ""),
+        category=str(cause.get("category") or ""),
+        ended=status.get("written_at"),
+        usage=total_usage([mapping(before.get("usage")), own]),
+        metrics=metrics_of(status.get("metrics")),
+        code=str(mapping(status.get("job")).get("code") or ""),
+    )

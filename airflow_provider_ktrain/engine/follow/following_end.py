@@ -292,12 +292,12 @@ class FollowingEnd:
             if state.phase is Phase.FAILED
             else None,
             training_metrics=self._output.training_metrics.summary() | self._output.result.metrics,
-            status=await self._last_status(cause),
+            status=await self.last_status(cause),
             step=steps.highest,
             require=dict(self._options.require),
         )
 
-    async def _last_status(self, cause: Cause | None) -> dict[str, Any]:
+    async def last_status(self, cause: Cause | None) -> dict[str, Any]:
         """The last status for the training page. The outcome must not be lost because of it."""
         try:
             return await in_thread(self._reporter.take(cause, ended=True))
