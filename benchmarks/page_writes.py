@@ -6,8 +6,9 @@ Each contender is a triggerer of Airflow with its supervisor and its runner, in 
 API: once without trainings, and for each number of trainings once without and once with statuses. All run at the same
 time, so that the machine's other load is the same for all. The jobs run; each has two replicas, and its primary reports
 four metrics every ten seconds. CPU is measured while nothing else changes. Then tasks are marked failed in Airflow's
-database, one after the other: a kill takes from then until the pods are gone, which end half a second after the
-deletion. Prints a Markdown table.
+database, one after the other, of all contenders at the same time: a kill takes from then until the pods are gone, which
+end half a second after the deletion. With statuses, the trigger then stores the last one and the summary. Prints a
+Markdown table; the p99 of less than 100 kills is their maximum.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ import shutil
 import sqlite3
 import sys
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness import machine, quantile, table
 from harness.triggerer import Airflow, Component, ProbeFile, StandIn, task, triggerer, wait_for
 
+from airflow_provider_ktrain.core.formats import SUMMARY_XCOM
+
 HEAD = [
     "trainings", "statuses", "load", "runner CPU s/min", "supervisor CPU s/min", "runner MiB", "supervisor MiB",
     "writes/min", "status KB", "oldest s", "CPU ms of the loop in 5 ms, p99", "loop lag p99 ms",
-    "watch p50 ms", "p99 ms", "kill p50 s", "max s",
+    "watch p50 ms", "p99 ms", "kill p50 s", "p99 s", "max s",
 ]  # fmt: skip
 RATE = 0.1  # lines per second of each replica
 LINES = 100_000
@@ -108,20 +111,20 @@ class Contender:
 
 def begin(stack: contextlib.ExitStack, jobs: int, state: str) -> Contender:
     parameters = {"jobs": jobs, "replicas": 2, "running": jobs, "rate": RATE, "metrics": True}
-    running = stack.enter_context(triggerer(parameters, [task(n) for n in range(jobs)], BENCH_STATUS=state))
+    summary = {"version": 1, "try_number": 1, "state": "running", "parameters": {f"p{n}": "x" * 40 for n in range(12)}}
+    tasks = [{**task(n), "xcoms": {SUMMARY_XCOM: summary}} for n in range(jobs)]
+    running = stack.enter_context(triggerer(parameters, tasks, BENCH_STATUS=state))
     if jobs:
         running[2].ask(f"/begin?lines={LINES}")
     print(f"{jobs} trainings, statuses {state}: running", file=sys.stderr, flush=True)
     return Contender(jobs, state, *running)
 
 
-def kill_all(contenders: Sequence[Contender], kills: int) -> None:
-    """Kill tasks one after the other, in turns."""
+def kill_some(contender: Contender, kills: int) -> None:
+    """Kill tasks one after the other."""
     for number in range(kills):
-        for contender in contenders:
-            if contender.jobs:
-                contender.kills.append(kill(contender.airflow, contender.stand_in, number))
-        print([round(c.kills[-1], 1) for c in contenders if c.jobs], file=sys.stderr, flush=True)
+        contender.kills.append(kill(contender.airflow, contender.stand_in, number))
+        print(contender.state, f"{contender.kills[-1]:.1f}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -144,15 +147,16 @@ def main() -> None:
         time.sleep(args.seconds)
         found = [contender.found() for contender in contenders]
         load.append(os.getloadavg()[0])
-        print(table(HEAD[:2] + HEAD[3:-2], [[c.jobs, c.state, *f] for c, f in zip(contenders, found, strict=True)]))
+        print(table(HEAD[:2] + HEAD[3:-3], [[c.jobs, c.state, *f] for c, f in zip(contenders, found, strict=True)]))
         try:
-            kill_all(contenders, args.kills)
+            with ThreadPoolExecutor(len(cases)) as pool:
+                list(pool.map(partial(kill_some, kills=args.kills), filter(lambda c: c.jobs, contenders)))
         finally:
             for contender in contenders if args.logs else ():
                 contender.keep_logs(args.logs)
         loads = f"{min(load):.0f} to {max(load):.0f}"
         rows = [
-            [c.jobs, c.state, loads, *f, quantile(c.kills, 0.5), max(c.kills, default=None)]
+            [c.jobs, c.state, loads, *f, *(quantile(c.kills, q) for q in (0.5, 0.99)), max(c.kills, default=None)]
             for c, f in zip(contenders, found, strict=True)
         ]
     print(table(HEAD, rows))

@@ -1,9 +1,10 @@
 """What each view of the table of trainings takes, with 300 running trainings and 10,000 that have ended.
 
-    KTRAIN_TEST_DATABASE=postgresql python benchmarks/trainings_table.py [--ended 10000]
+    KTRAIN_TEST_DATABASE=postgresql python benchmarks/trainings_table.py [--ended 10000] [--browser]
 
 Nothing is cached: each request reads the DAGs, the page and the sums. CPU is that of this process, which answers the
-requests as Airflow's API server does, and of the database's server. Prints a Markdown table.
+requests as Airflow's API server does, and of the database's server. With `--browser`, Chromium opens the table, filters
+it and goes to the next page; it fails if a script does. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ import html
 import logging
 import os
 import re
+import socket
 import tempfile
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from harness import machine, table
+from harness import machine, quantile, table
 from harness.database import cpu_of_server, database, version
 
 RUNNING, DAGS, REPEATS = 300, 20, 5
+MAX_ROWS = 50  # of a page
+#: Seconds from the navigation until the answer is there, and until the page is shown and its scripts have run.
+TIMES = """(() => {
+  const [times] = performance.getEntriesByType("navigation");
+  return [times.responseEnd / 1000, times.loadEventEnd / 1000];
+})()"""
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 CAUSES = (
     ("", ""),
@@ -99,11 +108,10 @@ def fill(ended: int) -> None:
         session.execute(text("ANALYZE"))
 
 
-def measure(url: str) -> None:
-    """Ask for each view, as a browser does, and print what it took."""
+def built() -> Any:
+    """The application, for an administrator. It keeps nothing that it reads."""
     from airflow.api_fastapi.app import init_auth_manager
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
-    from starlette.testclient import TestClient
 
     from airflow_provider_ktrain import compat_server
     from airflow_provider_ktrain.plugin import application, trainings
@@ -114,7 +122,14 @@ def measure(url: str) -> None:
     app = application.build()
     admin = SimpleAuthManagerUser(username="admin", role="admin")
     app.dependency_overrides[compat_server.user_dependency()] = lambda: admin
-    client, rows = TestClient(app), []
+    return app
+
+
+def measure(url: str) -> None:
+    """Ask for each view, as a browser does, and print what it took."""
+    from starlette.testclient import TestClient
+
+    client, rows = TestClient(built()), []
     second = re.search(r'trainings\?([^"]*after[^"]*)"', client.get("/trainings").text)
     views = {
         "first page": "", "second page": html.unescape(second[1]) if second else "", "one DAG": "dag_id=dag_7",
@@ -131,17 +146,69 @@ def measure(url: str) -> None:
         count = re.search(r"<strong>([0-9,]+)</strong> trainings", shown)
         medians = [f"{sorted(values)[REPEATS // 2]:.2f}" for values in zip(*took, strict=True)]
         rows.append([name, count and count[1], *medians, f"{max(elapsed for *_, elapsed in took):.2f}"])
-    load = f"load {os.getloadavg()[0]:.0f}"
-    print(f"{machine()}; {version()}; {load}\n")
-    head = ["view", "trainings", "API server CPU s", "database CPU s", "median s", "longest s"]
+    report(["view", "trainings", "API server CPU s", "database CPU s", "median s", "longest s"], rows)
+
+
+def browse() -> None:
+    """Open the table in Chromium, use it, and print what that took."""
+    import uvicorn
+    from fastapi import FastAPI
+    from playwright.sync_api import sync_playwright
+
+    from airflow_provider_ktrain.links.training import PREFIX
+    from tests.browser.site import browser_path
+
+    whole = FastAPI()
+    whole.mount(PREFIX, built())
+    server, errors = uvicorn.Server(uvicorn.Config(whole, log_level="error")), list[str]()
+    took: dict[str, list[tuple[float, float]]] = {}
+    with socket.socket() as listening, sync_playwright() as playwright:
+        listening.bind(("127.0.0.1", 0))
+        threading.Thread(target=server.run, args=([listening],), daemon=True).start()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}{PREFIX}/trainings"
+        browser = playwright.chromium.launch(executable_path=browser_path())
+        tab = browser.new_page(viewport={"width": 1280, "height": 900})
+        tab.set_default_timeout(300_000)
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+
+        def take(name: str, role: Any = "", button: str = "") -> None:
+            if role:
+                with tab.expect_navigation():
+                    tab.get_by_role(role, name=button).click()
+            assert tab.locator("#rows tbody tr").count() == MAX_ROWS
+            took.setdefault(name, []).append(tab.evaluate(TIMES))
+
+        for _ in range(REPEATS):
+            tab.goto(address)
+            take("first page")
+            take("next page", "link", "Older")
+            tab.get_by_label("State").select_option("failed")
+            take("failed", "button", "Filter")
+            tab.get_by_label("Text in the cause").fill("not enough values")
+            take("text in the cause", "button", "Filter")
+        browser.close()
+        server.should_exit = True
+    assert not errors, errors
+    rows = []
+    for name, values in took.items():
+        medians = [quantile(times, 0.5) for times in zip(*values, strict=True)]
+        rows.append([name, *medians, max(shown for _, shown in values)])
+    report(["view", "answer s", "shown s", "longest s"], rows)
+
+
+def report(head: list[str], rows: list[list[Any]]) -> None:
+    print(f"{machine()}; {version()}; load {os.getloadavg()[0]:.0f}\n")
     print(table(head, rows), flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ended", type=int, default=10_000)
+    parser.add_argument("--browser", action="store_true", help="measure in Chromium; needs the extra `browser`")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as home, database() as url:
         os.environ["AIRFLOW_HOME"] = home
         os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = url or f"sqlite:///{home}/airflow.db"
-        fill(parser.parse_args().ended)
-        measure(url)
+        fill(args.ended)
+        browse() if args.browser else measure(url)

@@ -69,7 +69,7 @@ def main(tasks: list[dict[str, Any]]) -> None:
             ti.trigger_id = trigger.id
             where = {"dag_id": DAG_ID, "run_id": RUN_ID, "task_id": ti.task_id, "map_index": ti.map_index}
             for key, value in task.get("xcoms", {}).items():
-                XComModel.set(key, value, **where, session=session)
+                XComModel.set(key, value, **where, serialize=False, session=session)  # as its API does
         run.state = DagRunState.SUCCESS
 
 
