@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from airflow_provider_ktrain.core.logs.cursor import Cursor
+from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay
 from airflow_provider_ktrain.engine.logs import follower as module
-from airflow_provider_ktrain.engine.logs.emitter import Inspect
+from airflow_provider_ktrain.engine.logs.emitter import EarlierEmitter, EndReached, Inspect
 from airflow_provider_ktrain.engine.logs.follower import LogFollower, Takeover
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
@@ -153,7 +154,7 @@ async def test_pod_that_is_deleted_while_earlier_lines_wait(kube: PodServer) -> 
 async def test_only_the_last_lines_of_the_job_are_logged_again(
     pods: tuple[str, ...], kube: PodServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All are inspected, and the others are counted."""
+    """The others are counted."""
     monkeypatch.setattr(module, "AGAIN_LINES", 200)
     cursor = await handed_over(kube)
     write(kube.log("p"), 10, 600, rate=10)
@@ -165,9 +166,46 @@ async def test_only_the_last_lines_of_the_job_are_logged_again(
         await until(lambda: len(taken.again) == 200)
         earlier = taken.follower.earlier_report()
     written = 600 * len(pods) - 10
-    assert len(taken.earlier.texts) == written
     assert (earlier.total.lines, earlier.total.unlogged) == (200, written - 200)
     assert set(taken.again) == set(numbered(600 - 200 // len(pods), 600))
+
+
+class Counting:
+    """An emitter that has counted blocks of lines, none of which is logged again."""
+
+    def __init__(self) -> None:
+        self.inspected: list[str] = []
+        self.position = Position()
+        self.emitter = EarlierEmitter(
+            Sink(), LogLine("p", "c", "Master", 0, 0, "", ""), lambda text, *_: self.inspected.append(text),
+            until=log_time(AT), restart=0, job=dict, began=0.0,
+        )  # fmt: skip
+        self.emitter.again_from = log_time(AT / 2)
+
+    async def count(self, blocks: Iterable[list[str]]) -> Counting:
+        replay = Replay(self.position)
+        with contextlib.suppress(EndReached):
+            for block in blocks:
+                await self.emitter.emit("\n".join(block).encode(), replay)
+        return self
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_lines_are_counted_alike_whether_or_not_each_is_inspected(seed: int) -> None:
+    """A report in a block lets each of its lines be inspected. Otherwise, only those are that are logged again."""
+    draw = random.Random(seed)
+    times = [log_time(AT * (n + draw.uniform(-3, 3)) / 1000) for n in range(1, 1100)]
+    times += draw.choices(times, k=200)
+    times.sort(key=lambda time: time[: draw.choice((19, 21))])
+    lines = [f"{time} line {number}" for number, time in enumerate(times)]
+    lines[300:300] = ["a text of the kubelet", f"{times[300][:-1]}+00:00 in another format", ""]
+    blocks = [lines[start : start + 50] for start in range(0, len(lines), 50)]
+    fast = await Counting().count(blocks)
+    slow = await Counting().count([*block[:-1], f"{block[-1]} KTRAIN_METRIC {{}}"] for block in blocks)
+    assert (fast.position, fast.emitter.ended) == (slow.position, True)
+    assert fast.emitter.tally.unlogged == slow.emitter.tally.unlogged > 500
+    assert fast.emitter.tally.lines == slow.emitter.tally.lines > 0
+    assert len(fast.inspected) < len(slow.inspected) - 400
 
 
 async def test_lines_are_logged_again_for_some_seconds(kube: PodServer) -> None:

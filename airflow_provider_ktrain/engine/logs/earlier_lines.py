@@ -23,9 +23,9 @@ CLOCK_LAG_PAUSE_SECONDS = 5.0  #: Pause between two requests for such lines.
 
 
 class EarlierLines:
-    """They are inspected. The last ones are logged again, marked, and all others are counted.
+    """Reports in them are read. The last ones are logged again, marked, and all others are counted.
 
-    :param inspect: is called with each of these lines.
+    :param inspect: is called with each of these lines that may be a report: see `EarlierEmitter`.
     :param position: that was handed over.
     :param restart: the run that the container had at the takeover.
     :param until: when the takeover was, as `core.logs.cursor.normal_time` returns it.

@@ -46,7 +46,7 @@ class Takeover:
 
     :param cursor: the positions that were handed over.
     :param at: when it was, as `core.logs.cursor.normal_time` returns it.
-    :param inspector: as that of `LogFollower`, for lines before that time.
+    :param inspector: as that of `LogFollower`, for lines before that time that may be a report: see `EarlierEmitter`.
     """
 
     cursor: Cursor
