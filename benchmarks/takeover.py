@@ -1,16 +1,17 @@
-"""The end of a training after its triggerer was lost, by the lines that were written since the deferral.
+"""The end of trainings after their triggerer was lost with its log files, by the lines since the deferral.
 
-    python benchmarks/takeover.py [--lines 0 10000 100000] [--jobs 20] [--seconds 15]
-    python benchmarks/takeover.py --cluster [--minutes 4] [--rate 15] [--jobs 20] [--seconds 15]
+    python benchmarks/takeover.py [--lines 0 10000 1000000] [--jobs 1 20] [--seconds 0 15] [--takeovers 1]
 
-A new triggerer of Airflow gets trainings that were deferred an hour ago and have written that many lines in all since
-then, in front of a stand-in for the Kubernetes API. After `--seconds`, all of them end. The time begins before the
-request that ends them.
+A triggerer of Airflow has trainings that were deferred an hour ago, have written that many lines in all since then, and
+go on at this rate, in front of a stand-in for the Kubernetes API. Another triggerer runs beside it. The first one is
+killed, and the other one takes over. With `--takeovers 2`, a third one runs beside that, which is killed as well, so
+that the third one takes over about 11 s after the second one. `--seconds` after the last one follows all trainings, all
+programs fail, each with another cause. The time begins before the request that ends them. The verdict is the record
+with the cause; the event, which the trigger sends after the release, has arrived when the task is no longer deferred.
 
-With `--cluster`, all processes of Airflow run trainings on the embedded cluster, each of which writes `--rate` lines a
-second. After `--minutes`, the triggerer is killed, and its log files are deleted, as if its disk was lost with it. Then
-another one starts. `--seconds` after that one follows all trainings, all programs end: the time begins there, and ends
-when Airflow has the trigger's event, which the trigger sends after the verdict and the release.
+The lines of each training, by number, in the log file of the last triggerer, and those that it counts as not logged
+again must be all that its program has printed, without the files of the killed ones, and nobody else may count any.
+The benchmark fails otherwise, and if a cause is not the right one.
 
 With KTRAIN_TEST_DATABASE=postgresql, Airflow uses a PostgreSQL server. Prints a Markdown table.
 """
@@ -19,178 +20,162 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import re
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy
 from harness import machine, quantile, table
 from harness.database import database, version
-from harness.standin import job_name
-from harness.triggerer import Airflow, StandIn, deferred, triggerer, wait_for
-
-from tests import clusters
-from tests.e2e import airflow as whole
-from tests.e2e.chaos import QUICK
+from harness.standin import CAUSE, job_name
+from harness.triggerer import Airflow, Component, StandIn, deferred, triggerer, wait_for
 
 AGE = 3600.0  # seconds since the deferral
-LINE = re.compile(rb"\[Master 0\] line (\d{8})")
-LEFT = re.compile(rb"(?:Missing: )?([\d,]+) lines? of \S+(?: between \S+ and \S+ are not logged again)?")
+APART = 11.0  # seconds between two takeovers
+HEALTH = 8.0  # seconds without a heartbeat after which a triggerer counts as lost
+SETTINGS = {
+    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": f"{HEALTH:.0f}",
+    "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+}
+LINE = re.compile(rb"\[Master 0\] (?:%b )?line (\d{8})" % re.escape(CAUSE.encode()))
+#: Lines that are not logged again after a takeover, or not at all.
+COUNTED = re.compile(
+    rb"([\d,]+) lines? (?:of \S+ between \S+ and \S+ are not logged again|of \S+\.\"|\([^)]+\) of the log)"
+)
+INEXACT = re.compile(rb"at least [\d,]+ lines?|Some lines of|may be missing|may be incomplete")
 HEAD = [
-    "lines since the deferral", "jobs", "load", "end to event p50 s", "max s", "lines logged again until the end",
-    "until the event", "counted as not logged", "lines repeated",
+    "lines since the deferral", "trainings", "takeovers", "s apart", "s until the end", "load", "end to verdict max s",
+    "end to event p50 s", "max s", "waited for a CPU s: runner", "supervisor", "right causes", "printed", "logged",
+    "counted", "neither", "repeated", "only in files of killed triggerers",
 ]  # fmt: skip
-CLUSTER_HEAD = [
-    "trainings", "lines/s", "load", "lines", "of them since the deferral", "end to event p50 s", "max s", "logged",
-    "counted as not logged", "neither", "repeated by one process",
-]  # fmt: skip
-DAG_ID = "takeover"
-# it writes until a file exists, and then how many lines it has written, and when it has ended
-PROGRAM = """
-import os, sys, time
-folder, name, rate = sys.argv[1:]
-number, began = 0, time.monotonic()
-while not os.path.exists(f"{folder}/end"):
-    print(f"line {number:08} " + "x" * 80, flush=True)
-    number += 1
-    time.sleep(max(began + number / float(rate) - time.monotonic(), 0))
-with open(f"{folder}/ended-{name}", "w") as file:
-    file.write(f"{number} {time.time()}")
-"""
-DAG = """
-import pendulum
-from airflow.sdk import DAG
-from airflow_provider_ktrain.operators.training import PyTorchJobOperator
-
-with DAG("takeover", schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), max_active_tasks=1000):
-    PyTorchJobOperator.partial(task_id="train", image="scratch", gpus=1).expand(command={commands!r})
-"""
 
 
-def logged(paths: Iterable[Path]) -> tuple[Counter[tuple[str, bytes]], int]:
-    """How often each line was logged, by log file, and how many were counted as not logged."""
-    found: Counter[tuple[str, bytes]] = Counter()
-    left = 0
-    for path in paths:
-        if "task_id=train" in str(path):
-            data = path.read_bytes()
-            found.update((str(path), number) for number in LINE.findall(data))
-            left += sum(int(count.replace(b",", b"")) for count in LEFT.findall(data))
-    return found, left
+@dataclass
+class Training:
+    """What triggerers have logged of one training."""
+
+    logged: Counter[int] = field(default_factory=Counter)  # by the last triggerer: lines by number
+    before: set[int] = field(default_factory=set)  # by killed ones
+    counted: int = 0  # as not logged, by all of them
+    inexact: list[bytes] = field(default_factory=list)  # words that make the count inexact
+    verdict_at: float | None = None  # when the record with the right cause was made
 
 
-def ended(airflow: Airflow, stand_in: StandIn, lines: int, jobs: int, seconds: float) -> list[Any]:
-    """The row of one triggerer."""
-    time.sleep(seconds)
-    before, _ = logged(airflow.logs())
-    began, load = time.time(), os.getloadavg()[0]
-    stand_in.ask("/end")
-    events = wait_for(
-        "all events",
-        lambda: found if len(found := [s["event"] for s in airflow.steps().values() if "event" in s]) == jobs else None,
-    )
-    time.sleep(2.0)  # the last lines are read
-    after, left = logged(airflow.logs())
-    took = [at - began for at in events]
-    return [
-        lines, jobs, f"{load:.0f}", quantile(took, 0.5), max(took), len(before), len(after), left,
-        after.total() - len(after),
-    ]  # fmt: skip
+def read(airflow: Airflow, last: int, printed: Sequence[int]) -> list[Training]:
+    """What is in the log files.
+
+    :param last: the number of the last triggerer.
+    :param printed: the number of lines of each training.
+    """
+    found = [Training() for _ in printed]
+    for path in airflow.logs():
+        if (by := writer(path)) is None:
+            continue
+        number = int(path.parent.name.removeprefix("map_index="))
+        data, training = path.read_bytes(), found[number]
+        lines = [int(line) for line in LINE.findall(data)]
+        training.counted += sum(int(count.replace(b",", b"")) for count in COUNTED.findall(data))
+        training.inexact += INEXACT.findall(data)
+        if by != last:
+            training.before.update(lines)
+            continue
+        training.logged.update(lines)
+        cause = f"ran out of GPU memory: {CAUSE} line {printed[number] - 1:08}".encode()
+        if record := next((record for record in data.splitlines() if cause in record), None):
+            training.verdict_at = datetime.datetime.fromisoformat(json.loads(record)["timestamp"]).timestamp()
+    return found
 
 
-def on_the_cluster(args: argparse.Namespace) -> list[Any]:
-    """The row of all of Airflow's processes and the embedded cluster."""
-    with (
-        tempfile.TemporaryDirectory(prefix="ktrain-bench-") as folder,
-        clusters.cluster(gpus=args.jobs) as cluster,
-        database() as sql,
-    ):
-        home, dags, files = (Path(folder, name) for name in ("airflow", "dags", "files"))
-        for path in (home, dags, files):
-            path.mkdir()
-        commands = [["python3", "-c", PROGRAM, str(files), str(n), str(args.rate)] for n in range(args.jobs)]
-        (dags / "takeover.py").write_text(DAG.format(commands=commands))
-        airflow = whole.Airflow(home, cluster, dags, sql, **QUICK)
-        airflow.triggerers = ("triggerer",)
-        try:
-            airflow.start()
-            return _taken_over(airflow, files, args)
-        finally:
-            airflow.stop()
+def writer(path: Path) -> int | None:
+    """The number of the triggerer that has written a log file; None if it isn't one of a training."""
+    return int(path.name.split(".")[-2]) if "task_id=train" in str(path) else None
 
 
-def _taken_over(airflow: whole.Airflow, files: Path, args: argparse.Namespace) -> list[Any]:
-    engine = sqlalchemy.create_engine(airflow.sql)
-    states = sqlalchemy.text("SELECT map_index, state FROM task_instance WHERE dag_id = :dag AND task_id = 'train'")
+def run(airflow: Airflow, stand_in: StandIn, lines: int, jobs: int, seconds: float, takeovers: int) -> list[Any]:
+    """The row of one case."""
+    engine = sqlalchemy.create_engine(airflow.sql or f"sqlite:///{airflow.database}")
 
-    def tasks(state: str) -> set[int]:
+    def ask(query: str) -> Any:
         with engine.connect() as connection:
-            return {index for index, now in connection.execute(states, {"dag": DAG_ID}) if now == state}
+            return connection.execute(sqlalchemy.text(query)).scalar_one()
 
-    def logs(suffix: str) -> list[Path]:
-        return sorted((airflow.home / "logs" / f"dag_id={DAG_ID}").glob(f"**/attempt=*.log{suffix}"))
-
-    airflow.trigger(DAG_ID)
-    everything = set(range(args.jobs))
-    wait_for("all tasks are deferred", lambda: tasks("deferred") == everything)
-    wait_for("a triggerer follows all", lambda: len(logs(".trigger.*")) == args.jobs)
-    by_workers, _ = logged(logs(""))
-    time.sleep(60 * args.minutes)
-    airflow.end("triggerer")
-    for path in logs(".trigger.*"):
-        path.unlink()
-    airflow.run("triggerer", "triggerer-2")
-    wait_for("another triggerer follows all", lambda: len(logs(".trigger.*")) == args.jobs)
-    time.sleep(args.seconds)
-    load, events = os.getloadavg()[0], dict[int, float]()
-    (files / "end").touch()
-    while events.keys() != everything:
-        for index in everything - tasks("deferred") - events.keys():
-            events[index] = time.time()
+    names = ["triggerer"]  # by the number of their job in Airflow, which begins with 1
+    while len(names) <= takeovers:
+        names.append(f"triggerer-{len(names) + 1}")
+        airflow.run("triggerer", names[-1])
+        wait_for(
+            "another triggerer works",
+            lambda: ask("SELECT count(*) FROM job WHERE job_type = 'TriggererJob'") == len(names),
+        )
+    last, at, apart = wait_for("a triggerer follows all", lambda: follower(airflow, jobs, set())), time.monotonic(), 0.0
+    killed: set[int] = set()
+    while len(killed) < takeovers:
+        killed.add(last)
+        airflow.kill(names[last - 1])
+        last = wait_for("another triggerer follows all", lambda: follower(airflow, jobs, killed))
+        apart, at = time.monotonic() - at, time.monotonic()
+        if len(killed) < takeovers:
+            time.sleep(APART - HEALTH)
+    component = Component(airflow.processes[names[last - 1]].pid)
+    component.find_runner()
+    time.sleep(seconds)
+    before = component.waited()
+    began, load, events = time.time(), os.getloadavg()[0], list[float]()
+    printed = list(stand_in.ask("/end", {}).values())
+    while len(events) < jobs:
+        left = ask("SELECT count(*) FROM task_instance WHERE task_id = 'train' AND state = 'deferred'")
+        events += [time.time() - began] * (jobs - left - len(events))
         time.sleep(0.05)
-    wait_for("all tasks have succeeded", lambda: tasks("success") == everything)
-    reports = {index: (files / f"ended-{index}").read_text().split() for index in everything}
-    took = [events[index] - float(at) for index, (_, at) in reports.items()]
-    found, left = logged(logs("*"))
-    lines, distinct = sum(int(count) for count, _ in reports.values()), len({(_task(p), n) for p, n in found})
+    waited = [after - before[name] for name, after in component.waited().items()]
+    time.sleep(2.0)  # the last records are written
+    found = read(airflow, last, printed)
+    logged, counted = sum(len(training.logged) for training in found), sum(training.counted for training in found)
+    verdicts = [training.verdict_at - began for training in found if training.verdict_at is not None]
+    neither = [lines - len(training.logged) - training.counted for lines, training in zip(printed, found, strict=True)]
+    repeated = sum(training.logged.total() - len(training.logged) for training in found)
+    others = sum(len(training.before - training.logged.keys()) for training in found)
+    inexact = sorted({words for training in found for words in training.inexact})
+    if any(neither) or repeated or inexact or len(verdicts) < jobs:
+        print(f"wrong: {neither=} {repeated=} {inexact=} {verdicts=}", file=sys.stderr, flush=True)
     return [
-        args.jobs, args.rate * args.jobs, f"{load:.0f}", lines, lines - len(by_workers), quantile(took, 0.5), max(took),
-        distinct, left, lines - distinct - left, found.total() - len(found),
+        lines, jobs, takeovers, f"{apart:.0f}" if takeovers > 1 else None, seconds, f"{load:.0f}",
+        max(verdicts, default=None), quantile(events, 0.5), max(events), *waited, len(verdicts), sum(printed), logged,
+        counted, sum(map(abs, neither)), repeated, others,
     ]  # fmt: skip
 
 
-def _task(path: str) -> str:
-    return str(Path(path).parent)
+def follower(airflow: Airflow, jobs: int, killed: set[int]) -> int | None:
+    """The number of a triggerer that was not killed and follows all: it has said which lines may come twice."""
+    follow = Counter(by for path in airflow.logs() if (by := writer(path)) and b"may be repeated" in path.read_bytes())
+    return next((by for by, count in follow.items() if count == jobs and by not in killed), None)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--lines", type=int, nargs="+", default=[0, 10_000, 100_000], help="of all jobs together")
-    parser.add_argument("--jobs", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=15, help="from the takeover to the end")
-    parser.add_argument("--cluster", action="store_true", help="all of Airflow's processes, and the embedded cluster")
-    parser.add_argument("--minutes", type=float, default=4, help="with --cluster: from the deferral to the kill")
-    parser.add_argument("--rate", type=float, default=15, help="with --cluster: lines a second of each training")
+    parser.add_argument(
+        "--lines", type=int, nargs="+", default=[0, 10_000, 1_000_000], help="of all trainings together"
+    )
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1, 20])
+    parser.add_argument("--seconds", type=float, nargs="+", default=[0, 15], help="from the takeover to the end")
+    parser.add_argument("--takeovers", type=int, default=1)
     args = parser.parse_args()
     print(f"{datetime.date.today()}; {machine()}; {version()}\n", flush=True)
-    if args.cluster:
-        print(table(CLUSTER_HEAD, [on_the_cluster(args)]))
-        return
     rows: list[list[Any]] = []
-    for lines in args.lines:
-        parameters = {"jobs": args.jobs, "running": args.jobs, "age": AGE, "lines": lines // args.jobs}
-        names = [job_name(number) for number in range(args.jobs)]
+    for lines, jobs, seconds in itertools.product(args.lines, args.jobs, args.seconds):
+        parameters = {"jobs": jobs, "running": jobs, "age": AGE, "lines": lines // jobs}
+        names = [job_name(number) for number in range(jobs)]
         tasks = [deferred(name, f"uid-{name}", map_index=n, age=AGE) for n, name in enumerate(names)]
-        with database() as sql, triggerer(parameters, tasks, sql) as (airflow, _, stand_in, _):
-            rows.append(ended(airflow, stand_in, lines, args.jobs, args.seconds))
-        print(json.dumps(dict(zip(HEAD, rows[-1], strict=False))), file=sys.stderr, flush=True)
+        with database() as sql, triggerer(parameters, tasks, sql, **SETTINGS) as (airflow, _, stand_in, _):
+            rows.append(run(airflow, stand_in, lines, jobs, seconds, args.takeovers))
+        print(json.dumps(dict(zip(HEAD, rows[-1], strict=True))), file=sys.stderr, flush=True)
     print(table(HEAD, rows))
 
 

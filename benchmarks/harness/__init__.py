@@ -28,6 +28,11 @@ def cpu(pid: int | str = "self") -> float:
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
+def waited(pid: int) -> float:
+    """Seconds in which the main thread of a process was ready to run, and had no CPU."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 def tree(pid: int) -> list[int]:
     """A process and all its descendants."""
     parents: dict[int, list[int]] = {}

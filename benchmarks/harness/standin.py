@@ -9,10 +9,12 @@ The embedded cluster runs a process per pod and writes real log files, so it can
 that also runs what is measured. Here the line `n` of a log is made from its number, so that no log is stored, and a
 deletion ends the pods half a second later.
 
-With `lines` and `age`, each container started `age` seconds ago and has written that many lines since then, evenly.
+With `lines` and `age`, each container started `age` seconds ago, has written that many lines since then, and goes on at
+this rate.
 
-Besides Kubernetes' paths: POST /begin starts the logs, POST /end lets all jobs succeed, GET /stats has the number of
-requests and the CPU time, POST /touch changes jobs, and GET /probe is a watch that sends the time.
+Besides Kubernetes' paths: POST /begin starts the logs, POST /end lets all jobs fail, with CAUSE and its number as the
+last line of each container, and returns how many lines each of them has written. GET /stats has the number of requests
+and the CPU time, POST /touch changes jobs, and GET /probe is a watch that sends the time.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ JOBS = "pytorchjobs"
 TICK = 0.1  # seconds between two looks at a log, as of a kubelet
 TERMINATION = 0.5  # seconds from the deletion of a job until its pods are gone
 BOOKMARK = 60.0  # seconds
+BLOCK = 1000  # lines of a log that are sent together, and kept for the next request
+CAUSE = "torch.OutOfMemoryError: CUDA out of memory."  #: Of a failure. The line's number follows.
 DEPLOYMENT = "bench"
 
 
@@ -64,9 +68,9 @@ class Lines(LogFile):
 
     async def read(self, query: Mapping[str, str]) -> AsyncIterator[bytes]:
         of, pod, first, follow = self._stand_in, self._pod, 0, "follow" in query
-        if since := query.get("sinceTime", "")[:19]:
+        if (since := query.get("sinceTime", "")[:19]) and of.began is not None:
             second = datetime.fromisoformat(since).replace(tzinfo=UTC).timestamp()
-            first = max(int((second - of.due(pod, 0)) * of.rate), 0) if of.began is not None else 0
+            first = max(int((second - of.due(pod, 0)) * of.rate), 0)
             while first < of.written(pod) and of.due(pod, first) < second:
                 first += 1
         if "tailLines" in query:
@@ -76,11 +80,15 @@ class Lines(LogFile):
         of.most_streams = max(of.log_streams, of.most_streams)
         try:
             while pod in of.pods:
-                if (written := of.written(pod)) > first:
-                    data = b"".join(of.line(pod, n) for n in range(first, written))
+                written = of.written(pod)
+                while first < written:
+                    after = min(first - first % BLOCK + BLOCK, written)
+                    data = of.block(pod, first, after)
                     yield data[:limit] if limit else data
-                    first = written
-                if not follow or limit or of.ended:
+                    if limit:
+                        return
+                    first = after
+                if not follow or limit or of.ended_at is not None:
                     break
                 pause = 1.0 if of.began is None or first >= of.lines else of.due(pod, first) - time.time()
                 await asyncio.sleep(max(pause, TICK))
@@ -132,10 +140,11 @@ class StandIn(ApiServer):
         self.lines = int(parameters.get("lines", 0))
         self.began: float | None = None
         if self.lines:
-            self.began, self.rate = time.time() - self.age, self.lines / self.age
-        self.ended = False
+            self.began, self.rate, self.lines = time.time() - self.age, self.lines / self.age, sys.maxsize
+        self.ended_at: float | None = None
         self.log_streams = self.most_streams = 0
         self._index: dict[str, int] = {}
+        self._blocks: dict[tuple[str, int], bytes] = {}
         ours = int(parameters.get("ours") or parameters["jobs"])
         replicas, running = int(parameters.get("replicas", 1)), int(parameters.get("running", 0))
         for number in range(int(parameters["jobs"])):
@@ -216,8 +225,7 @@ class StandIn(ApiServer):
             self.began, self.lines = time.time() + 1.0, int(request.query["lines"])
             return web.json_response({"began": self.began})
         if request.path == "/end":
-            self._end()
-            return web.json_response({"ended": time.time()})
+            return web.json_response(self._end())
         if request.path == "/touch":
             for name in await request.json():
                 if (job := self.objects[JOBS].get(name)) is not None:
@@ -228,17 +236,19 @@ class StandIn(ApiServer):
             return await self._probe(request)
         return await respond(self, request)
 
-    def _end(self) -> None:
-        """Let all jobs succeed."""
-        self.ended, now = True, stamp(time.time())[:19] + "Z"
-        terminated = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now}}
+    def _end(self) -> dict[str, int]:
+        """Let all jobs fail; returns the lines of each pod."""
+        self.ended_at = time.time()
+        now = stamp(self.ended_at)[:19] + "Z"
+        terminated = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": now}}
         for pod in list(self.pods.values()):
             statuses = [{**status, "state": terminated} for status in pod["status"]["containerStatuses"]]
-            self.put("pods", {**pod, "status": {**pod["status"], "phase": "Succeeded", "containerStatuses": statuses}})
-        succeeded = {"type": "Succeeded", "status": "True", "lastTransitionTime": now, "reason": "Succeeded"}
+            self.put("pods", {**pod, "status": {**pod["status"], "phase": "Failed", "containerStatuses": statuses}})
+        failed = {"type": "Failed", "status": "True", "lastTransitionTime": now, "reason": "Failed"}
         for job in list(self.objects[JOBS].values()):
-            conditions = [*job["status"]["conditions"], succeeded]
-            self.put(JOBS, {**job, "status": {**job["status"], "conditions": conditions, "completionTime": now}})
+            conditions = [*job["status"]["conditions"], failed]
+            self.put(JOBS, {**job, "status": {**job["status"], "conditions": conditions}})
+        return {pod: self.written(pod) for pod in self._index}
 
     def _stats(self) -> Object:
         return {
@@ -263,7 +273,19 @@ class StandIn(ApiServer):
 
     # logs
 
-    def line(self, pod: str, n: int) -> bytes:
+    def block(self, pod: str, first: int, after: int) -> bytes:
+        """The lines from `first` to before `after`, of the same BLOCK. A whole one that won't change is kept."""
+        key = pod, first
+        if key in self._blocks and after - first == BLOCK:
+            return self._blocks[key]
+        data = b"".join(self._line(pod, n) for n in range(first, after))
+        if after - first == BLOCK and self.ended_at is None:
+            self._blocks[key] = data
+        return data
+
+    def _line(self, pod: str, n: int) -> bytes:
+        if self.ended_at is not None and n == self.written(pod) - 1:
+            return f"{stamp(self.ended_at)} {CAUSE} line {n:08}\n".encode()
         at = self.due(pod, n)
         text = f"line {n:08} {at:.6f} "
         if self.metrics and "-master-" in pod:
@@ -278,10 +300,11 @@ class StandIn(ApiServer):
 
     def written(self, pod: str) -> int:
         """Number of lines written so far."""
+        ended = self.ended_at is not None
         if self.began is None:
-            return 0
-        since = time.time() - self.due(pod, 0)
-        return max(0, min(self.lines, int(since * self.rate + 1) if since >= 0 else 0))
+            return int(ended)
+        since = (self.ended_at or time.time()) - self.due(pod, 0)
+        return int(ended) + max(0, min(self.lines, int(since * self.rate + 1) if since >= 0 else 0))
 
 
 async def serve(parameters: Mapping[str, Any]) -> None:

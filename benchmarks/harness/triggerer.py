@@ -20,7 +20,7 @@ from airflow_provider_ktrain.core.identity.names import JobRef, OnFinishAction
 from airflow_provider_ktrain.engine.follow.deferral import Deferral, Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 
-from . import cpu, memory, quantile
+from . import cpu, memory, quantile, waited
 
 Json = dict[str, Any]
 HERE = Path(__file__).resolve().parent
@@ -187,6 +187,12 @@ class Airflow:
         self.processes[name or component] = process
         return Component(process.pid)
 
+    def kill(self, name: str) -> None:
+        """Kill the processes of a component."""
+        process = self.processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
     def mark_failed(self, map_indexes: Sequence[int]) -> None:
         """What marking tasks failed changes in the database; the API server's own time is left out."""
         with contextlib.closing(sqlite3.connect(self.database, timeout=60)) as database, database:
@@ -208,11 +214,9 @@ class Airflow:
         return sorted((self.home / "logs").glob("dag_id=bench/**/*.trigger.*.log"))
 
     def stop(self) -> None:
-        for process in self.processes.values():
+        for name in list(self.processes):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        self.processes.clear()
+                self.kill(name)
 
 
 class Component:
@@ -232,6 +236,9 @@ class Component:
 
     def cpu(self) -> dict[str, float]:
         return {"runner": cpu(self.runner), "supervisor": cpu(self.supervisor)}
+
+    def waited(self) -> dict[str, float]:
+        return {"runner": waited(self.runner), "supervisor": waited(self.supervisor)}
 
     def memory(self) -> dict[str, float]:
         return {"runner": memory(self.runner), "supervisor": memory(self.supervisor)}
