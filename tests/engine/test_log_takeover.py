@@ -126,6 +126,20 @@ async def test_end_does_not_wait_for_earlier_lines(kube: PodServer) -> None:
     assert taken.earlier.texts == BEFORE[10:], "what they report is read all the same"
 
 
+async def test_earlier_lines_are_not_given_up_while_the_api_server_does_not_answer(kube: PodServer) -> None:
+    """A request that fails says nothing about the log. All lines are counted later."""
+    cursor = await handed_over(kube)
+    write(kube.log("p"), 10, 700, rate=10)
+    kube.refuse(503)
+    async with taken_over(kube, cursor) as taken:
+        await until(lambda: kube.refused > 30)
+        kube.clear_failures()
+        await until(lambda: taken.new == AFTER)
+        await until(lambda: not taken.follower.earlier_report().unread)
+        earlier = taken.follower.earlier_report()
+    assert (earlier.total.lines + earlier.total.unlogged, gaps_of(earlier)) == (590, {})
+
+
 async def test_container_that_starts_after_the_takeover(kube: PodServer) -> None:
     cursor = await handed_over(kube)
     async with taken_over(kube, cursor) as taken:

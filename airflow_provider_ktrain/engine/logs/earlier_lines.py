@@ -124,6 +124,8 @@ class EarlierLines:
                 self._paused_until = asyncio.get_running_loop().time() + CLOCK_LAG_PAUSE_SECONDS
             else:
                 self._next_run()
+        elif response.end is ResponseEnd.CUT and not self._container.observed.deleted:  # the lines are still there
+            self._paused_until = asyncio.get_running_loop().time() + PAUSE_SECONDS
         elif response.end is not ResponseEnd.STOPPED:
             self._misses += 1
             self._paused_until = asyncio.get_running_loop().time() + PAUSE_SECONDS
