@@ -50,7 +50,9 @@ LINE = re.compile(rb"\[Master 0\] (?:%b )?line (\d{8})" % re.escape(CAUSE.encode
 COUNTED = re.compile(
     rb"([\d,]+) lines? (?:of \S+ between \S+ and \S+ are not logged again|of \S+\.\"|\([^)]+\) of the log)"
 )
-INEXACT = re.compile(rb"at least [\d,]+ lines?|Some lines of|may be missing|may be incomplete")
+INEXACT = re.compile(
+    rb"at least [\d,]+ lines?|Some lines of|lines [^\"]* may be missing|The log of \S+ may be incomplete"
+)
 HEAD = [
     "lines since the deferral", "trainings", "takeovers", "s apart", "s until the end", "load", "end to verdict max s",
     "end to event p50 s", "max s", "waited for a CPU s: runner", "supervisor", "right causes", "printed", "logged",
