@@ -201,7 +201,7 @@ class Following:
         return Noticed(Event.LIMIT, Limit.NAN)
 
     def _clocks(self) -> list[Clock]:
-        """The limits that run, later by the time in which nothing could be observed, and not before their rest is over.
+        """The limits that run, later by the time in which nothing could be observed, and due after their snooze.
 
         Time in which the API server was away doesn't count, unless a condition is unchanged since before. Even then
         the cluster has some seconds to change it afterwards. The deadline always counts.

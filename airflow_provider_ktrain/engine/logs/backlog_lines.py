@@ -35,14 +35,14 @@ class BacklogLines:
             emit=container.emitter.log_again,
             silence=BACKLOG_SILENCE_SECONDS,
         )
-        self._rests_until = 0.0  # by the loop's time
+        self._paused_until = 0.0  # by the loop's time
         self._misses = 0  # requests in a row that brought no line
         self._said_at = 0.0
 
     @property
     def can_read(self) -> bool:
         """Whether there is so much room in the log that a request is worth while, and the last one has not failed."""
-        return self._emitter.queue.is_low and asyncio.get_running_loop().time() >= self._rests_until
+        return self._emitter.queue.is_low and asyncio.get_running_loop().time() >= self._paused_until
 
     async def read(self) -> None:
         """Make one request. Reading stops when the log has no more room, or has caught up."""
@@ -78,7 +78,7 @@ class BacklogLines:
             self._misses = 0
             return
         self._misses += 1
-        self._rests_until = asyncio.get_running_loop().time() + PAUSE_SECONDS
+        self._paused_until = asyncio.get_running_loop().time() + PAUSE_SECONDS
         if response.end is ResponseEnd.CUT:
             await container.read_pod()
         elif (ended or response.end is ResponseEnd.NO_LOG) and self._misses > MAX_MISMATCHED_READS:
