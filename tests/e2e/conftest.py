@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(1500))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[TestCluster]:
     images = {name: ROOT / "examples" / directory for name, directory in EXAMPLES.items()}
     resources = {"cpu": "64", "memory": "256Gi", "rdma/hca": "8"}
@@ -45,11 +45,12 @@ def cluster() -> Iterator[TestCluster]:
         yield reached
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def airflow(cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     """Airflow's own processes, with the example DAGs and those of the tests.
 
-    With pytest-xdist, the groups `e2e-1` to `e2e-4` of about equal length have an Airflow each.
+    With pytest-xdist, the groups `e2e-1` to `e2e-4` of about equal length have an Airflow each. It ends with the last
+    of these tests: an idle one uses an eighth of a core.
     """
     dags = tmp_path_factory.mktemp("dags")
     for folder in (ROOT / "example_dags", DAGS):
