@@ -11,7 +11,7 @@ with the cause; the event, which the trigger sends after the release, has arrive
 
 The lines of each training, by number, in the log file of the last triggerer, and those that it counts as not logged
 again must be all that its program has printed, without the files of the killed ones, and nobody else may count any.
-The benchmark fails otherwise, and if a cause is not the right one.
+What differs, and each cause that is not the right one, is printed as `wrong`.
 
 With KTRAIN_TEST_DATABASE=postgresql, Airflow uses a PostgreSQL server. Prints a Markdown table.
 """
