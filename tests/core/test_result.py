@@ -96,6 +96,12 @@ def test_values_that_airflow_cannot_store_are_changed_or_left_out(text: str, sto
     assert result(pod(RESULT_MARKER + text))[0] == value
 
 
+@pytest.mark.parametrize("number", [-(2**63), 2**63 - 1])
+def test_integers_of_64_bits_are_stored_as_they_are(number: int) -> None:
+    found, why = result(line=RESULT_MARKER + str(number))
+    assert (found, type(found), why) == (number, int, "")
+
+
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 3000])
 def test_deeply_nested_result_is_left_out(depth: int) -> None:
     found, why = result(line=RESULT_MARKER + '{"a": ' + "[" * depth + "]" * depth + ', "b": 1}')
