@@ -350,7 +350,7 @@ class TaskRun:
             raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
         used: dict[str, Any] = {}
         with self._only_logged("The usage of earlier tries could not be read from the task store."):
-            used = task_store.read_total_usage(context, {} if event is Event.SUCCESS_FOUND else outcome.usage)
+            used = task_store.read_total_usage(context, None if event is Event.SUCCESS_FOUND else outcome.usage)
         with self._only_logged("Usage, metrics or the last status could not be pushed to Airflow."):
             if used.get("tries", 0) > 1:
                 held, wasted = (format_duration(used[name]) for name in ("held", "wasted"))
