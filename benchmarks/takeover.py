@@ -7,7 +7,7 @@ go on at this rate, in front of a stand-in for the Kubernetes API. Another trigg
 killed, and the other one takes over. With `--takeovers 2`, a third one runs beside that, which is killed as well, so
 that the third one takes over about 11 s after the second one. `--seconds` after the last one follows all trainings, all
 programs fail, each with another cause. The time begins before the request that ends them. The verdict is the record
-with the cause; the event, which the trigger sends after the release, has arrived when the task is no longer deferred.
+with the cause. The trigger sends its event after the release; it has arrived when the task is no longer deferred.
 
 The lines of each training, by number, in the log file of the last triggerer, and those that it counts as not logged
 again must be all that its program has printed, without the files of the killed ones, and nobody else may count any.

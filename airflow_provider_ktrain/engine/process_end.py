@@ -51,8 +51,8 @@ class ProcessEnd:
 
     def __init__(self, job: OwnedJob, host: Host, cursor: Callable[[], Cursor], log: Log) -> None:
         self._job, self._host, self._cursor, self._log = job, host, cursor, log
-        #: How a task was killed whose job was released with time; empty if it was not, or if the release failed.
-        self.killed = ""
+        #: How a task was killed whose job was released with time, and whether the job is gone; empty if none was.
+        self.killed, self.job_gone = "", False
 
     async def stop(self) -> tuple[str, str]:
         """The process was asked to stop. Returns the sentence for the user, and why a release failed."""
@@ -202,8 +202,8 @@ class ProcessEnd:
         if event is Event.KILL:
             self._log.info(f"The task is {state}. Releasing {job.ref}.")
         released, error = await self._release(event, task, RELEASE_SECONDS, logs=True)
-        if event is Event.KILL and not error:
-            self.killed = why_ended(event, state)
+        if event is Event.KILL and released is not None:
+            self.killed, self.job_gone = why_ended(event, state), released.job_gone
         return error.partition("\n")[0] or f"{job.ref} is left as it is." if released is None else released.text, error
 
     async def _release(self, event: Event, task: Task, seconds: float, *, logs: bool = False) -> Result:

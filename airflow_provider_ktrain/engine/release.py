@@ -86,11 +86,13 @@ class Released:
 
     :param seconds: time from the first request until all pods were gone.
     :param freed: the part of it about pods and accelerators. Default: empty, all pods had ended, or none was read.
+    :param job_gone: whether the job was deleted, and it was read that it is gone. Default: it was not.
     """
 
     seconds: float
     text: str
     freed: str = ""
+    job_gone: bool = False
 
 
 def fitting_mode(ref: JobRef, job: Mapping[str, Any] | Absent, wanted: Mode) -> Mode:
@@ -282,7 +284,7 @@ class _Release:
         freed = "" if ended else _freed(pods, verify, seconds)
         remarks = filter(None, (why, "" if gone else STILL_DELETED))
         text = "\n".join((f"{ref} {what}. {freed}".rstrip(), *remarks))
-        return Released(round(seconds, 3), text, freed)
+        return Released(round(seconds, 3), text, freed, job_gone=verify and gone and done is Mode.DELETE)
 
     async def kill(self, mode: Mode, workload: Object | None) -> Released:
         """Send the request of a kill; see `HurriedKill`."""

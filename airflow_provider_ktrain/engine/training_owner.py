@@ -298,6 +298,7 @@ class Training:
         cause, status = Cause(Category.KILLED, summary, detail).as_dict(), dict[str, Any]()
         if (killed := self._process_end.killed) and self._end is not None:
             status = await self._end.last_status(Cause(Category.KILLED, killed, text))
+            status = status and {**status, "job_deleted": self._process_end.job_gone}
         return Outcome("Pending", False, cause=cause, release_error=error, metrics=self.handover.metrics, status=status)
 
     async def interrupted(self, event: Event) -> None:

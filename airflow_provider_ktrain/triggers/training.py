@@ -224,11 +224,9 @@ class TrainingJobTrigger(StorableLog, BaseTrigger):
         if not self.options["release"]:
             return False
         try:
-            owner = self._owner()
-            status = (await owner.stop()).status
+            status = (await self._owner().stop()).status
             if status and self._sink is not None:
-                deleted = owner.job.options.on_finish_action.deletes(succeeded=False)
-                await self._sink.store_end({**status, "job_deleted": deleted})
+                await self._sink.store_end(status)
         except KtrainError as e:
             self.log.error("%s", e)
         return True

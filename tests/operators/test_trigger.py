@@ -356,6 +356,7 @@ def test_trigger_stores_how_a_killed_training_ended(
     assert bool(status["ended"]) is (stored[0] == "failed")
     if status["ended"]:
         assert status["cause"]["summary"] == summary["cause"]
+        assert status["job_deleted"] is not bool(instance.jobs())
         assert summary["usage"]["tries"] == 1
         assert summary["usage"]["held"] == pytest.approx(status["usage"]["held"], abs=0.1)
         assert summary["usage"]["held"] > 0
