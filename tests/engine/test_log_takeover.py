@@ -140,6 +140,22 @@ async def test_earlier_lines_are_not_given_up_while_the_api_server_does_not_answ
     assert (earlier.total.lines + earlier.total.unlogged, gaps_of(earlier)) == (590, {})
 
 
+async def test_failed_requests_for_earlier_lines_pause_after_the_container_has_ended(kube: PodServer) -> None:
+    """All earlier lines were read by then, except those that the container may have written since."""
+    cursor = await handed_over(kube)
+    write(kube.log("p"), 10, 600, rate=10)
+    async with taken_over(kube, cursor) as taken:
+        await until(lambda: taken.again == BEFORE[10:])
+        kube.fail("GET", "/log", 503, 20)
+        began = asyncio.get_running_loop().time()
+        kube.log("p").end()
+        taken.follower.observe(kube.pod("p", state="terminated", phase="Succeeded"))
+        await until(lambda: kube.refused == 20)
+        assert asyncio.get_running_loop().time() - began > 5
+        await until(lambda: not taken.follower.earlier_report().unread)
+        assert gaps_of(taken.follower.earlier_report()) == {}
+
+
 async def test_container_that_starts_after_the_takeover(kube: PodServer) -> None:
     cursor = await handed_over(kube)
     async with taken_over(kube, cursor) as taken:

@@ -53,16 +53,16 @@ class EarlierLines:
         self._complete = False
         self._may_grow_until = asyncio.get_running_loop().time() + MAX_CLOCK_LAG_SECONDS
         self._misses = 0
-        self._paused_until = 0.0  # by the loop's time
+        # by the loop's time
+        self._paused_until = 0.0
+        self._look_again_at = 0.0  # for lines that the container may still write
 
     @property
     def can_read(self) -> bool:
         """Whether there is so much room in the log that a request is worth while, and the last one has not failed."""
-        has_room = self.emitter.queue.is_low or not self.emitter.logs
-        is_paused = asyncio.get_running_loop().time() < self._paused_until and not (
-            self._complete and not self._may_grow
-        )
-        return has_room and not is_paused
+        has_room, now = self.emitter.queue.is_low or not self.emitter.logs, asyncio.get_running_loop().time()
+        waits_for_lines = now < self._look_again_at and self._may_grow
+        return has_room and now >= self._paused_until and not waits_for_lines
 
     @property
     def _may_grow(self) -> bool:
@@ -121,7 +121,7 @@ class EarlierLines:
         if response.end is ResponseEnd.COMPLETE and is_of_run:
             if position.restart >= self._restart and may_grow:
                 self._complete = True  # as far as is known
-                self._paused_until = asyncio.get_running_loop().time() + CLOCK_LAG_PAUSE_SECONDS
+                self._look_again_at = asyncio.get_running_loop().time() + CLOCK_LAG_PAUSE_SECONDS
             else:
                 self._next_run()
         elif response.end is ResponseEnd.CUT and not self._container.observed.deleted:  # the lines are still there
