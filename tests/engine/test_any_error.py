@@ -249,6 +249,29 @@ async def test_answer_about_another_job_of_the_name_does_not_replace_the_own_job
 
 
 @virtual
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+async def test_submission_with_refused_credentials_renews_them_once(method: str) -> None:
+    """If those are refused, too, the try ends at once. The next one creates or adopts the job."""
+    kube = ApiServer()
+    async with served(kube) as url, connected(url) as api:
+
+        async def submitted(try_number: int) -> Submitted:
+            owner = Training(lambda: contextlib.nullcontext(api), host_of(), Lines())
+            return await owner.submit(Posted(try_number=try_number))
+
+        if method == "PATCH":
+            await submitted(1)
+        kube.replace(method, "/pytorchjobs", ERRORS["401"], 2, processed=False)
+        began = timing.now()
+        with pytest.raises(AccessError, match="refused the credentials"):
+            await submitted(2)
+        assert timing.now() - began < 1
+        kube.replace(method, "/pytorchjobs", ERRORS["401"], processed=False)
+        assert (await submitted(3)).created == (method == "POST")
+    assert sum(line.startswith(method) for line in kube.requests) == 4
+
+
+@virtual
 async def test_expired_version_does_not_end_a_submission() -> None:
     """410 Gone says nothing about the request: a new one, without the version, succeeds."""
     kube = ApiServer()
