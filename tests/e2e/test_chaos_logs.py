@@ -29,6 +29,7 @@ FAILURE = re.compile(r"^Training\w*Error: (.+)$", re.MULTILINE)  # the exception
 LINES, PAUSE = 900, 0.066  # 15 lines a second for a minute
 NOT_AGAIN = re.compile(r"(?:at least )?([\d,]+) lines? of \S+ between \S+ and \S+ are not logged again")
 ENDS_WITHIN = 120.0  # seconds from the job's end to that of its task: 30 for earlier lines, and a margin for the load
+WROTE = re.compile(r"^\[(\w+ \d+)\] wrote (\d+) lines$", re.MULTILINE)  # the last line of a replica
 REPEATED = re.compile(r"lines since \d\d:\d\d:\d\d may be repeated: ")
 
 
@@ -41,9 +42,9 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3]:
 @pytest.fixture(scope="module")
 def airflow(cluster: TestCluster, storage: s3.S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     """An Airflow whose processes share no disk."""
-    dags, home = tmp_path_factory.mktemp("dags"), tmp_path_factory.mktemp("airflow")
+    dags, home, steps = (tmp_path_factory.mktemp(name) for name in ("dags", "airflow", "steps"))
     (dags / "chaos_logs.py").symlink_to(DAGS / "chaos_logs.py")
-    with running(home, cluster, dags, **QUICK, **storage.settings) as started:
+    with running(home, cluster, dags, CHAOS_STEPS=str(steps), **QUICK, **storage.settings) as started:
         yield started
 
 
@@ -56,35 +57,59 @@ def numbers(log: str) -> dict[str, collections.Counter[int]]:
     return found
 
 
-def missing(log: str, lines: int) -> dict[str, int]:
-    """How many of the lines 0 to `lines` - 1 are missing, by replica."""
-    found = numbers(log)
-    return {name: lines - len(found[name].keys() & set(range(lines))) for name in ("Master 0", "Worker 0")}
+def missing(log: str) -> dict[str, int] | None:
+    """How many lines are missing, by replica. None: the last line of a replica, with their number, is."""
+    found, wrote = numbers(log), {name: int(lines) for name, lines in WROTE.findall(log)}
+    return {name: wrote[name] - len(found[name]) for name in wrote} if len(wrote) == 2 else None
 
 
-def check_log(stage: Stage, lines: int) -> str:
+def counted(log: str) -> int:
+    """How many lines the log says are not logged again."""
+    return sum(int(count.replace(",", "")) for count in NOT_AGAIN.findall(log))
+
+
+def check_log(stage: Stage) -> str:
     """No line is missing, and repeated lines are announced; returns the log."""
 
     def settled() -> str | None:
         log = stage.log()
-        seen.append(missing(log, lines))
-        return None if any(seen[-1].values()) else log
+        seen.append(missing(log))
+        return log if seen[-1] is not None and not any(seen[-1].values()) else None
 
-    seen: list[dict[str, int]] = []
+    seen: list[dict[str, int] | None] = []
     try:
         log = wait_for("the whole log", settled, UPLOADED_WITHIN)
     except AssertionError:
-        raise AssertionError(f"lines missing of {lines}: {seen[-1]}; the log ends:\n{stage.log()[-6000:]}") from None
+        raise AssertionError(f"lines are missing: {seen[-1]}; the log ends:\n{stage.log()[-6000:]}") from None
     repeated = {name: sum(n > 1 for n in counts.values()) for name, counts in numbers(log).items()}
     assert not any(repeated.values()) or REPEATED.search(log), f"lines repeated without a word: {repeated}"
     return log
 
 
-def last_line(airflow: Airflow, name: str, stage: Stage) -> int:
-    """The number of the last line of worker 0 on the disk of a component; -1 if there is no line."""
+def check_accounted_for(stages: list[Stage], most: int | None = None) -> None:
+    """Each line is there, or counted.
+
+    :param most: how many lines may be counted for each training. Default: no limit.
+    """
+
+    def accounted_for() -> bool:
+        logs = [stage.log() for stage in stages]
+        seen[:] = [(None if (lines := missing(log)) is None else sum(lines.values()), counted(log)) for log in logs]
+        return all(missed == told and (most is None or told <= most) for missed, told in seen)
+
+    seen: list[tuple[int | None, int]] = []
+    try:
+        wait_for("all lines", accounted_for, UPLOADED_WITHIN)
+    except AssertionError:
+        logs = "\n".join(LINE.sub("", stage.log())[-3000:] for stage in stages)
+        raise AssertionError(f"missing and counted lines: {seen}; the logs, without lines, end:\n{logs}") from None
+
+
+def logged(airflow: Airflow, name: str, stage: Stage) -> set[int]:
+    """The numbers of the lines of worker 0 on the disk of a component."""
     folder = airflow.log_folder(name) / f"dag_id={stage.dag}" / f"run_id={stage.run}" / f"task_id={TASK}"
     text = "\n".join(file.read_text() for file in folder.glob("attempt=1.log*"))
-    return max((int(n) for n in re.findall(r"\[Worker 0\] line (\d+)", text)), default=-1)
+    return {int(n) for n in re.findall(r"\[Worker 0\] line (\d+)", text)}
 
 
 def trigger_logs(storage: s3.S3, stage: Stage) -> str:
@@ -101,47 +126,41 @@ def test_deferred_log_is_live_and_complete(begin: Begin, storage: s3.S3) -> None
     stage.wait_line(f"[Worker 0] line {EARLY + 10}")
     stage.wait_state("deferred", timeout=0)
     check_end(stage, "success")
-    check_log(stage, EARLY + 90)
+    check_log(stage)
     assert "on 2 GPUs" in trigger_logs(storage, stage), "who follows the job logs its summary"
 
 
 def test_triggerer_and_its_disk_are_lost_after_14000_lines(begin: Begin, triggerers: Airflow) -> None:
-    stage = begin("chaos_logs", lines=14_000, seconds=120)  # longer than a takeover takes
+    stage = begin("chaos_logs", lines=14_000, seconds=600)
     stage.wait_state("deferred")
-    wait_for("the triggerer has the lines", lambda: last_line(triggerers, "triggerer", stage) >= 14_000)
+    wait_for("the triggerer has the lines", lambda: max(logged(triggerers, "triggerer", stage), default=0) > 14_000)
     triggerers.end("triggerer")
     shutil.rmtree(triggerers.log_folder("triggerer"))
     triggerers.run("triggerer", "triggerer-2")
+    wait_for("the other one logs earlier lines", lambda: len(logged(triggerers, "triggerer-2", stage)) > 4_500)
+    stage.finish()
     check_end(stage, "success")
-
-    def accounted_for() -> bool:
-        """The last 10,000 lines of the job are there, and the others are counted."""
-        log = stage.log()
-        missed = sum(missing(log, 14_120).values())
-        seen.append((missed, told := sum(int(count.replace(",", "")) for count in NOT_AGAIN.findall(log))))
-        return missed == told < 2 * 14_000 - 9_000
-
-    seen: list[tuple[int, int]] = []
-    wait_for("each line, or its number", accounted_for, UPLOADED_WITHIN)
+    check_accounted_for([stage], most=2 * 14_000 - 9_000)
 
 
 def test_stalled_triggerer_resumes_after_a_takeover(begin: Begin, triggerers: Airflow) -> None:
-    stage = begin("chaos_logs", lines=500, seconds=75)
+    stage = begin("chaos_logs", lines=500, seconds=600)
     stage.wait_state("deferred")
-    wait_for("the triggerer follows", lambda: last_line(triggerers, "triggerer", stage) >= 500)
+    wait_for("the triggerer follows", lambda: max(logged(triggerers, "triggerer", stage), default=0) > 500)
     triggerers.run("triggerer", "triggerer-2")
     triggerers.wait_triggerers(2)
     triggerers.signal("triggerer", signal.SIGSTOP)
-    wait_for("the other one has it", lambda: last_line(triggerers, "triggerer-2", stage) > 0)
+    wait_for("the other one logs earlier lines", lambda: len(logged(triggerers, "triggerer-2", stage)) > 400)
     triggerers.signal("triggerer", signal.SIGCONT)
+    stage.finish()
     check_end(stage, "success")
-    check_log(stage, 575)
+    check_log(stage)
 
 
 def test_trigger_logs_the_cause_of_a_failure(begin: Begin, storage: s3.S3) -> None:
     stage = begin("chaos_logs", lines=EARLY, seconds=20, code=3)
     check_end(stage, "failed")
-    check_log(stage, EARLY + 20)
+    check_log(stage)
     cause = wait_for("the cause", lambda: FAILURE.findall(stage.log()), UPLOADED_WITHIN)[0]
     assert cause in trigger_logs(storage, stage)
 
@@ -150,7 +169,7 @@ def test_ends_after_a_takeover_do_not_wait_for_earlier_lines(begin: Begin, trigg
     stages = [begin("chaos_logs", lines=EARLY, seconds=LINES, pause=PAUSE) for _ in range(4)]
     for stage in stages:
         stage.wait_state("deferred")
-    wait_for("the triggerer has lines of all", lambda: min(last_line(triggerers, "triggerer", s) for s in stages) > 200)
+    wait_for("the triggerer has lines of all", lambda: all(201 in logged(triggerers, "triggerer", s) for s in stages))
     triggerers.end("triggerer")
     shutil.rmtree(triggerers.log_folder("triggerer"))
     triggerers.run("triggerer", "triggerer-2")
@@ -160,16 +179,6 @@ def test_ends_after_a_takeover_do_not_wait_for_earlier_lines(begin: Begin, trigg
     for stage in stages:
         check_end(stage, "success")
     assert time.monotonic() - began < ENDS_WITHIN * len(stages)
-
-    def accounted_for() -> bool:
-        """Each line is there, or counted."""
-        logs = [stage.log() for stage in stages]
-        missed = [sum(missing(log, EARLY + LINES).values()) for log in logs]
-        told = [sum(int(count.replace(",", "")) for count in NOT_AGAIN.findall(log)) for log in logs]
-        seen.append((missed, told))
-        return missed == told
-
-    seen: list[tuple[list[int], list[int]]] = []
-    wait_for("all lines", accounted_for, UPLOADED_WITHIN)
+    check_accounted_for(stages)
     assert all(REPEATED.search(stage.log()) for stage in stages)
-    assert all("succeeded after" in stage.log() for stage in stages), seen
+    assert all("succeeded after" in stage.log() for stage in stages)

@@ -23,9 +23,20 @@ __all__ = ["airflow", "begin", "cluster"]
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 PAGE = b"\x1f\x8b\x08\0\0\0\xed\xa0\x80"  # the beginning of a proxy's compressed response
 DISCOVERY = {
-    "/apis/kubeflow.org": {"versions": [{"groupVersion": "kubeflow.org/v1", "version": "v1"}]},
-    "/apis/kubeflow.org/v1": {"resources": [{"name": "pytorchjobs", "kind": "PyTorchJob", "namespaced": True}]},
-}
+    "/apis/kubeflow.org": {
+        "kind": "APIGroup", "apiVersion": "v1", "name": "kubeflow.org",
+        "versions": [{"groupVersion": "kubeflow.org/v1", "version": "v1"}],
+    },
+    "/apis/kubeflow.org/v1": {
+        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "kubeflow.org/v1",
+        "resources": [{"name": "pytorchjobs", "kind": "PyTorchJob", "namespaced": True}],
+    },
+}  # fmt: skip
+ABSENT = {
+    "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404,
+    "message": 'pytorchjobs.kubeflow.org "absent" not found',
+    "details": {"name": "absent", "group": "kubeflow.org", "kind": "pytorchjobs"},
+}  # fmt: skip
 
 
 class Proxy(http.server.BaseHTTPRequestHandler):
@@ -37,7 +48,7 @@ class Proxy(http.server.BaseHTTPRequestHandler):
         if path in DISCOVERY:
             status, body = 200, json.dumps(DISCOVERY[path]).encode()
         elif path.endswith("/pytorchjobs/absent"):
-            status, body = 404, json.dumps({"reason": "NotFound", "message": "not found"}).encode()
+            status, body = 404, json.dumps(ABSENT).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

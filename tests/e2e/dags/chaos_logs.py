@@ -8,7 +8,8 @@ from airflow.sdk import DAG
 from airflow_provider_ktrain.operators.training import PyTorchJobOperator
 
 # The worker logs the first lines, triggerers log the others. 1,000 lines per second stay within their budget. Only the
-# Master fails, and it fails last: the operator deletes pods that still run when another one has failed.
+# Master fails, and it fails last: the operator deletes pods that still run when another one has failed. `Stage.finish`
+# ends the slow lines.
 WRITE = """
 trap 'exit 143' TERM
 i=0
@@ -17,13 +18,14 @@ while [ $i -lt {{ dag_run.conf["lines"] }} ]; do
   echo line $i; i=$((i+1)); [ $((i % 500)) != 0 ] || sleep 0.5
 done
 j=0
-while [ $j -lt {{ dag_run.conf["seconds"] }} ]; do
+while [ $j -lt {{ dag_run.conf["seconds"] }} ] && [ ! -e 'STEPS/{{ ti.dag_id }}.{{ ti.run_id }}.finish' ]; do
   echo line $i; i=$((i+1)); j=$((j+1)); sleep {{ dag_run.conf.get("pause", 1) }}
 done
+echo wrote $i lines
 [ $RANK = 0 ] || exit 0
 sleep 4
 exit {{ dag_run.conf.get("code", 0) }}
-"""
+""".replace("STEPS", os.environ.get("CHAOS_STEPS", ""))
 
 with DAG("chaos_logs", schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), tags=["chaos"]):
     PyTorchJobOperator(
