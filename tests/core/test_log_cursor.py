@@ -14,7 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_ktrain.core.logs.cursor import MAX_SIZE, Cursor, Position, Replay, Window, normal_time
+from airflow_provider_ktrain.core.logs.cursor import (
+    MAX_SIZE,
+    Cursor,
+    Position,
+    Replay,
+    Window,
+    normal_time,
+    normal_times,
+)
 
 # a line of a log file: its timestamp, and its number, which only the test uses
 Line = tuple[str, int]
@@ -339,3 +347,30 @@ def test_first_version_can_be_read(more: dict[str, object]) -> None:
         assert (found.restart, found.complete, found.last, found.at_last, found.base) == (
             position.restart, position.complete, position.last, position.at_last, position.base
         )  # fmt: skip
+
+
+@given(log_files(), st.booleans(), st.integers(0, 40), st.booleans())
+def test_lines_are_counted_alike_together(file: list[Line], ordered: bool, alone: int, after_a_takeover: bool) -> None:
+    times = [time for time, _ in (sorted(file) if ordered else file)]
+    position, each = (Position.at(0, at(29)) if after_a_takeover else Position() for _ in range(2))
+    for time in times[:alone]:
+        position.advance(time)
+    position.advance_all(normal_times([f"{time} text" for time in times[alone:]]))
+    for time in times:
+        each.advance(time)
+    assert position == each
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        at(2),
+        f"{at(2)[:-1]}+00:00 another format",
+        f"{at(2)[:-5]}Z fewer digits",
+        "failed to create fsnotify watcher: too many open files",
+        f"{at(2)[:20]} {at(2)[21:]} a space",
+    ],
+)
+def test_line_without_a_normal_time_needs_a_look(line: str) -> None:
+    assert normal_times([f"{at(1)} a", line, f"{at(2)} b"]) == []

@@ -12,7 +12,13 @@ import pytest
 
 from airflow_provider_ktrain.core.logs.cursor import Cursor, Position, Replay
 from airflow_provider_ktrain.engine.logs import follower as module
-from airflow_provider_ktrain.engine.logs.emitter import EarlierEmitter, EndReached, Inspect
+from airflow_provider_ktrain.engine.logs.emitter import (
+    COUNTED_LINES,
+    EarlierEmitter,
+    EndReached,
+    Inspect,
+    RateLimitedEmitter,
+)
 from airflow_provider_ktrain.engine.logs.follower import LogFollower, Takeover
 from airflow_provider_ktrain.engine.logs.log_line import LogLine
 from airflow_provider_ktrain.engine.logs.log_socket import log_socket
@@ -236,6 +242,27 @@ async def test_lines_are_counted_alike_whether_or_not_each_is_inspected(seed: in
     assert fast.emitter.tally.unlogged == slow.emitter.tally.unlogged > 500
     assert fast.emitter.tally.lines == slow.emitter.tally.lines > 0
     assert len(fast.inspected) < len(slow.inspected) - 400
+
+
+async def test_new_line_waits_for_one_turn_of_earlier_lines() -> None:
+    """However many containers have earlier lines, which are counted at the same time."""
+    block = [f"{log_time(n / 10_000)} line {n}" for n in range(100_000)]
+    streams = [Counting() for _ in range(10)]
+    counting = [asyncio.create_task(stream.count([block])) for stream in streams]
+    await until(lambda: all(stream.emitter.read for stream in streams))
+
+    def counted() -> int:
+        return sum(stream.emitter.tally.unlogged for stream in streams)
+
+    inspected: list[str] = []
+    emitter = RateLimitedEmitter(
+        Sink(), LogLine("q", "c", "Master", 0, 0, "", ""), lambda text, *_: inspected.append(text)
+    )
+    before = counted()
+    await emitter.emit(f"{log_time(AT)} new".encode(), Replay(Position()))
+    assert inspected == ["new"]
+    assert counted() - before <= 2 * COUNTED_LINES
+    await asyncio.gather(*counting)
 
 
 async def test_lines_are_logged_again_for_some_seconds(kube: PodServer) -> None:

@@ -228,6 +228,8 @@ class LogSocket:
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()  #: Held by the one stream whose lines are inspected.
+        #: Held by the one stream of lines from before a takeover that waits for `turn`, so that others wait for one.
+        self.earlier_turn = asyncio.Lock()
         self.waiting_bytes = 0  #: Size of the lines in all queues except those of repeated lines.
         self._unread: Callable[[], int] | None = None
         self._limit = self._piece = 0
