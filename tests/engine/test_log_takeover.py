@@ -249,11 +249,12 @@ async def test_new_line_waits_for_one_turn_of_earlier_lines() -> None:
     block = [f"{log_time(n / 10_000)} line {n}" for n in range(100_000)]
     streams = [Counting() for _ in range(10)]
     counting = [asyncio.create_task(stream.count([block])) for stream in streams]
-    await until(lambda: all(stream.emitter.read for stream in streams))
 
     def counted() -> int:
         return sum(stream.emitter.tally.unlogged for stream in streams)
 
+    while not counted():  # noqa: ASYNC110
+        await asyncio.sleep(0)
     inspected: list[str] = []
     emitter = RateLimitedEmitter(
         Sink(), LogLine("q", "c", "Master", 0, 0, "", ""), lambda text, *_: inspected.append(text)
@@ -263,6 +264,21 @@ async def test_new_line_waits_for_one_turn_of_earlier_lines() -> None:
     assert inspected == ["new"]
     assert counted() - before <= 2 * COUNTED_LINES
     await asyncio.gather(*counting)
+    assert counted() == 10 * len(block)
+
+
+async def test_other_tasks_run_after_each_turn_of_a_flood() -> None:
+    """However many containers write one."""
+    lines = "\n".join(f"{log_time(n / 10_000)} line {n}" for n in range(10_000)).encode()
+    emitters = [RateLimitedEmitter(Sink(), LogLine("q", "c", "Worker", n, 0, "", "")) for n in range(10)]
+    floods = [asyncio.create_task(emitter.emit(lines, Replay(Position()))) for emitter in emitters]
+    while not any(emitter.read for emitter in emitters):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for _ in range(20):
+        before = [emitter.read for emitter in emitters]
+        await asyncio.sleep(0)
+        assert sum(emitter.read > read for emitter, read in zip(emitters, before, strict=True)) <= 1
+    await asyncio.gather(*floods)
 
 
 async def test_lines_are_logged_again_for_some_seconds(kube: PodServer) -> None:

@@ -235,10 +235,10 @@ class RateLimitedEmitter:
             async with self._turn():
                 self._is_plain = done < plain
                 until, new = self._slice(lines, done, plain if self._is_plain else len(lines), replay, steps)
-            self.read += until - done
-            done, fresh = until, fresh + new
-            if done < len(lines):
-                await asyncio.sleep(0)
+                self.read += until - done
+                done, fresh = until, fresh + new
+                if done < len(lines):
+                    await asyncio.sleep(0)  # other tasks run after each slice of whatever stream
         return fresh
 
     def _turn(self) -> contextlib.AbstractAsyncContextManager[None]:

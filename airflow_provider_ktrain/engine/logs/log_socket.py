@@ -227,7 +227,7 @@ class LogSocket:
     """Writes what waits, as far as it is known to fit."""
 
     def __init__(self) -> None:
-        self.turn = asyncio.Lock()  #: Held by the one stream whose lines are inspected.
+        self.turn = asyncio.Lock()  #: Held by the one stream whose lines are inspected, also while other tasks run.
         #: Held by the one stream of lines from before a takeover that waits for `turn`, so that others wait for one.
         self.earlier_turn = asyncio.Lock()
         self.waiting_bytes = 0  #: Size of the lines in all queues except those of repeated lines.
