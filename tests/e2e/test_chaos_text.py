@@ -87,7 +87,7 @@ def test_triggerer_survives_a_binary_error_page(proxied: None, airflow: Airflow,
     def log() -> str:
         return airflow.log("chaos_error_page", run, "train")
 
-    wait_for("the worker has the trigger's error", lambda: re.search(r"The trigger failed\.[^\0]*?\b403\b", log()))
+    wait_for("the trigger has the page", lambda: re.search(r"Trying again\.[^\0]*?\b403\b[^\0]*?\ufffd", log()))
     airflow.set_state("chaos_error_page", run, "train", "failed")
     stage = begin("chaos_deferred", seconds=8)
     check_end(stage, "success")
