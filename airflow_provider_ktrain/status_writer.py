@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.formats import NEXT_DUE, STATUS_XCOM, SUMMARY_XCOM, VERSION, mapping
+from airflow_provider_ktrain.core.formats import NEXT_DUE, STATUS_XCOM, SUMMARY_XCOM, VERSION, json_size, mapping
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
+from airflow_provider_ktrain.core.reporting.status_document import MAX_BYTES
 from airflow_provider_ktrain.core.reporting.summary import killed_summary
 from airflow_provider_ktrain.core.text.output import masked, masked_log
 from airflow_provider_ktrain.core.text.xcom_values import transportable
@@ -296,9 +297,16 @@ class TaskStatusSink:
         self._written_at = self._began_at
 
     def _write_end(self, status: Mapping[str, Any]) -> None:
-        """Write status and summary, unless the next try has begun: then the summary is its own, or deleted."""
+        """Write status and summary, unless the next try has begun: then the summary is its own, or deleted.
+
+        What only following shows, and the status lacks, stays as an earlier process of the same try has written it.
+        """
         before = mapping(compat.xcom_of(self._key, SUMMARY_XCOM))
         if before.get("try_number") == self.try_number:
+            stored = {} if "phases" in status else mapping(self._read())
+            if stored.get("try_number") == self.try_number:
+                status = {**stored, **status}
+                status |= {"series": {}} if json_size(status) > MAX_BYTES else {}
             self._write(status)
             compat.set_xcom(self._key, SUMMARY_XCOM, killed_summary(before, status))
 

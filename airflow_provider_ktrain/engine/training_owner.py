@@ -40,6 +40,7 @@ from airflow_provider_ktrain.engine.follow.outcome import Outcome, cause_of
 from airflow_provider_ktrain.engine.follow.repeated_lines import repeat_lines
 from airflow_provider_ktrain.engine.follow.stacks import StackReader
 from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.follow.status_reporter import last_status, take_unfollowed
 from airflow_provider_ktrain.engine.host import Host
 from airflow_provider_ktrain.engine.job_annotations import JobAnnotations
 from airflow_provider_ktrain.engine.owned_job import OwnedJob, Result, Submission
@@ -87,7 +88,7 @@ class Training:
         self._annotations = JobAnnotations(self.job, log)
         self._process_end = ProcessEnd(self.job, host, self._positions, log)
         self.cursor: Cursor | None = None  #: Positions in the logs, updated in place.
-        self._end: FollowingEnd | None = None  # of the last following
+        self._end: FollowingEnd | None = None  # of the last following that has observed the job
         self._read_of_end: JobRead | None = None  # by which the end of the job was taken
         self._store = ConclusionStore(host.status_sink, log)
         self._decisions = Decisions(self.job, self._store, log)
@@ -246,13 +247,14 @@ class Training:
         sink = self._host.status_sink  # when it is left, it publishes nothing more: no status replaces a later one
         left = sink if isinstance(sink, contextlib.AbstractAsyncContextManager) else contextlib.nullcontext()
         async with left, Following(context) as following:
-            self._end = following.end
             try:
                 yield following
             except Exception:
                 self.handover = await following.end.hand_over()
                 raise
             finally:
+                if following.state.phase is not None:
+                    self._end = following.end
                 job.last_seen, job.workload = following.state.job or job.last_seen, following.workload
                 if job.ref is not None:  # the job was not let go of
                     job.ref = replace(following.state.ref, version=job.ref.version)
@@ -290,16 +292,30 @@ class Training:
     async def stop(self) -> Outcome:
         """The process was asked to stop: decide what happens to the job, and do it.
 
-        :return: has the last status of a training whose task was killed, if this process has followed and released it.
+        :return: has the last status of a training whose task was killed, if this process has released it with time.
         """
+        ref = self.job.ref
         text, error = await self._process_end.stop()
         reason = (self._stop.reason if self._stop is not None else None) or "the process was asked to stop"
         summary, _, detail = (text or reason).partition("\n")
         cause, status = Cause(Category.KILLED, summary, detail).as_dict(), dict[str, Any]()
-        if (killed := self._process_end.killed) and self._end is not None:
-            status = await self._end.last_status(Cause(Category.KILLED, killed, text))
+        if (killed := self._process_end.killed) and ref is not None:
+            status = await self._last_status(ref, Cause(Category.KILLED, killed, text))
             status = status and {**status, "job_deleted": self._process_end.job_gone}
         return Outcome("Pending", False, cause=cause, release_error=error, metrics=self.handover.metrics, status=status)
+
+    async def _last_status(self, ref: JobRef, cause: Cause) -> dict[str, Any]:
+        """The last status of a training whose task was killed, and whose job was released."""
+        if self._end is not None:
+            return await self._end.last_status(cause)
+
+        def take() -> Callable[[], dict[str, Any]]:
+            state = JobState(ref, self.handover)
+            state.job = self.job.last_seen
+            state.pods.update(self.job.pods_read, (), timing.utc_now())
+            return take_unfollowed(state, self._host.status_sink, cause)
+
+        return await last_status(take, self._log)
 
     async def interrupted(self, event: Event) -> None:
         """An error ends the try: decide what happens to the job, and do it. The caller raises the error.

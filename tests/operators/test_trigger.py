@@ -364,6 +364,62 @@ def test_trigger_stores_how_a_killed_training_ended(
 
 
 @of_each_kind
+@pytest.mark.embedded("counts requests of the scripted API server")
+@pytest.mark.parametrize("requests", range(4))
+def test_kill_before_the_trigger_follows_the_job_is_stored_too(instance: VirtualInstance, requests: int) -> None:
+    """Before the trigger has run, and at each of its first requests. What only following shows stays as it was."""
+    deferred = instance.execute()
+    instance.wait_running()
+    trigger = instance.trigger(deferred)
+    assert instance.ti is not None
+    xcoms = instance.ti.xcoms
+    before = dict(xcoms[STATUS_XCOM])
+
+    async def kill() -> None:
+        if requests:
+            running = asyncio.ensure_future(anext(aiter(trigger.run())))
+
+            def sent(_: str) -> None:
+                if len(instance.api.requests) == requests:
+                    running.cancel()
+
+            instance.api.requests.clear()
+            instance.api.on_request = sent
+            await asyncio.gather(running, return_exceptions=True)
+        await asyncio.sleep(5)
+        await trigger.on_kill()
+        await trigger.cleanup()
+
+    with supervised(Database(TaskInstanceState.FAILED, xcoms)):
+        asyncio.run(kill())
+    summary, status = xcoms[SUMMARY_XCOM], xcoms[STATUS_XCOM]
+    assert (summary["state"], summary["cause"]) == ("failed", "The task was killed (failed)")
+    assert status["cause"]["summary"] == summary["cause"]
+    assert (status["ended"], status["job_deleted"]) == (True, True)
+    assert status["usage"]["held"] >= 5.0
+    assert summary["usage"]["held"] == pytest.approx(status["usage"]["held"], abs=0.1)
+    assert status["replicas"]["states"] == {"Running": 1}
+    assert status["phases"][: len(before["phases"])] == before["phases"]
+    assert not instance.jobs()
+
+
+@of_each_kind
+def test_kill_stores_no_gpu_time_of_a_job_that_nobody_has_seen(instance: Instance) -> None:
+    deferred = instance.execute()
+    instance.delete()
+    assert instance.ti is not None
+    xcoms = instance.ti.xcoms
+    with supervised(Database(TaskInstanceState.FAILED, xcoms)):
+        asyncio.run(instance.trigger(deferred).on_kill())
+    summary, status = xcoms[SUMMARY_XCOM], xcoms[STATUS_XCOM]
+    assert (summary["state"], summary["category"]) == ("failed", "killed")
+    assert summary["usage"] == {"tries": 0, "held": 0, "wasted": 0, "at_least": True}
+    assert status["ended"]
+    assert status["usage"] == {}
+    assert status["job"]["name"] == instance.job_name
+
+
+@of_each_kind
 @pytest.mark.skipif(hasattr(BaseTrigger, "on_kill"), reason="this Airflow calls on_kill")
 @pytest.mark.parametrize(("state", "kept"), [(TaskInstanceState.FAILED, False), (TaskInstanceState.DEFERRED, True)])
 def test_cancelled_trigger_below_airflow_3_3_reads_the_state_of_the_task(

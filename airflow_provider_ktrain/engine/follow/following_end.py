@@ -18,13 +18,12 @@ from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp, utc
 from airflow_provider_ktrain.engine import timing
-from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.engine.follow.context import FollowContext
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.observer import Observer
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from airflow_provider_ktrain.engine.follow.output import JobOutput
-from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
+from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter, last_status
 from airflow_provider_ktrain.engine.logs.emitter import Tally
 from airflow_provider_ktrain.engine.logs.follower import DrainReport, names_of
 
@@ -298,12 +297,8 @@ class FollowingEnd:
         )
 
     async def last_status(self, cause: Cause | None) -> dict[str, Any]:
-        """The last status for the training page. The outcome must not be lost because of it."""
-        try:
-            return await in_thread(self._reporter.take(cause, ended=True))
-        except Exception as e:
-            self._log.warning(f"The training page shows an earlier status: the last one can't be built.\n{e}")
-            return {}
+        """The last status for the training page; empty if it can't be built."""
+        return await last_status(lambda: self._reporter.take(cause, ended=True), self._log)
 
     def _count(self) -> None:
         """Add what this host has done to the metrics; once, at its end."""

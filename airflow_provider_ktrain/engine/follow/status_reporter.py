@@ -18,13 +18,55 @@ from airflow_provider_ktrain.core.state.limits import Clock
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 from airflow_provider_ktrain.engine import timing
+from airflow_provider_ktrain.engine.api.job_calls import Log
+from airflow_provider_ktrain.engine.api.threads import in_thread
 from airflow_provider_ktrain.engine.follow.context import FollowContext, Part
 from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.output import JobOutput
 from airflow_provider_ktrain.engine.follow.queueing import QueueFollower
 from airflow_provider_ktrain.engine.follow.startup import StartupChecks
+from airflow_provider_ktrain.engine.follow.state import JobState
+from airflow_provider_ktrain.engine.host import StatusSink
 
 _ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
+_FOLLOWED = ("phase", "phase_since", "phases", "last_lines", "metrics", "series")  # what one read doesn't show
+_OF_JOB = ("job", "replicas", "usage")
+
+
+async def last_status(take: Callable[[], Callable[[], dict[str, Any]]], log: Log) -> dict[str, Any]:
+    """The last status for the training page; empty if it can't be built. The outcome must not be lost because of it."""
+    try:
+        return await in_thread(take())
+    except Exception as e:
+        log.warning(f"The training page shows an earlier status: the last one can't be built.\n{e}")
+        return {}
+
+
+def take_unfollowed(state: JobState, sink: StatusSink | None, cause: Cause) -> Callable[[], dict[str, Any]]:
+    """Take the last status of a job that was killed before this process followed it, by what its release has read.
+
+    It has no fields that only following shows. If the job was gone, its usage is empty: nobody knows it.
+    """
+    now = timing.utc_now()
+
+    def make() -> dict[str, Any]:
+        job, pods = state.known_job, state.pods
+        completed = parse_timestamp((job.get("status") or {}).get("completionTime"))
+        document = TrainingStatus(
+            job=state.ref.described(code_hash(job)),
+            try_number=sink.try_number if sink else 0,
+            written_at=now.timestamp(),
+            host=sink.host if sink else "",
+            phases=(),
+            rows=replica_rows(state.kind, pods.all),
+            usage=pods.usage(now, completed, state.queued_seconds(), state.spans_in(Phase.QUEUED)).as_dict(),
+            cause=cause.as_dict(),
+            ended=True,
+        ).to_dict()
+        unknown = _FOLLOWED if state.job is not None else (*_FOLLOWED, *_OF_JOB)
+        return {"usage": {}, **{name: value for name, value in document.items() if name not in unknown}}
+
+    return make
 
 
 class StatusReporter(Part):
