@@ -116,7 +116,9 @@ def total_usage(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _counted(one: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**mapping(one.get("usage")), "tries": 1}
+    """Its usage for `total_usage`. A try whose usage nobody has stored isn't counted."""
+    usage = one.get("usage")
+    return {**usage, "tries": 1} if isinstance(usage, Mapping) else {"tries": 0}
 
 
 def _older(stored: Any) -> list[Mapping[str, Any]]:

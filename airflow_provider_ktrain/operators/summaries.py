@@ -14,6 +14,7 @@ from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, VERSION, mapping
 from airflow_provider_ktrain.core.reporting import asset_events
 from airflow_provider_ktrain.core.reporting.summary import CLUSTER, CONFIGURATION, metrics_of, parameters_of, summary
+from airflow_provider_ktrain.core.state.pods.usage import NO_USAGE
 from airflow_provider_ktrain.core.text.output import first_line, masked
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.exceptions import (
@@ -116,12 +117,15 @@ def _explain(context: Context, raised: Exception) -> None:
     now = round(timing.epoch(), 1)
     head, _, detail = text.partition("\n")
     cause = {"category": _category(error), "summary": head[:500], "detail": detail[:1500]}
-    stored = {"version": VERSION, "try_number": ti.try_number, "host": "worker", **status}
+    known = {} if before else {"usage": NO_USAGE.as_dict()}  # it has submitted no job
+    stored = {"version": VERSION, "try_number": ti.try_number, "host": "worker", **known, **status}
     compat.push(context, STATUS_XCOM, {**stored, "written_at": now, "ended": True, "cause": cause})
-    task_store.write_try(context, cause=head[:500])
+    task_store.write_try(context, cause=head[:500], **known)
     ended: dict[str, Any] = {"state": "failed", "cause": head, "category": cause["category"], "ended": now}
-    if not before:  # it has submitted no job
-        ended["usage"] = task_store.read_total_usage(context, {})
+    if not before:
+        ended["usage"] = task_store.read_total_usage(context, known["usage"])
+    elif before.get("state") == "running":
+        ended["usage"] = {**mapping(before.get("usage")), "at_least": True}
     _push(context, before, try_number=ti.try_number, **ended)
 
 

@@ -110,7 +110,7 @@ def _training_row(
         "tries": record.try_number,
         "held": running_on(used.held, read, now if active else None) if used.held else "",
         "held_seconds": round(used.held),
-        "held_note": _lack(used, record.try_number, killed=unfinished and not active),
+        "held_note": _lack(used, record.try_number, summary, killed=unfinished and not active),
         "metrics": [(text_of(name), *_last_and_best(value)) for name, value in metrics.items()],
         "parameters": {text_of(name): text_of(value) for name, value in mapping(summary.get("parameters")).items()},
         "code": text_of(summary.get("code")),
@@ -119,13 +119,14 @@ def _training_row(
     }
 
 
-def _lack(used: Used, try_number: int, *, killed: bool) -> str:
+def _lack(used: Used, try_number: int, summary: Mapping[str, Any], *, killed: bool) -> str:
     """What the GPU time lacks, in words; empty if it is all of it.
 
     :param killed: whether nobody has stored what the last try had used at its end.
     """
     if used.held and used.tries < try_number:
-        return "this try only" if used.tries <= 1 else "at least"
+        is_own = used.tries <= 1 and not mapping(summary.get("usage")).get("at_least")
+        return "this try only" if is_own else "at least"
     return "at least" if used.held and killed else ""
 
 

@@ -48,7 +48,6 @@ FAILED_STATES = ("failed", "up_for_retry", "upstream_failed")
 USAGE = {
     "held": "Held", "wasted": "Held without training", "queued": "Waiting for {}", "requested": "Requested",
 }  # fmt: skip
-ALL_TRIES = (("Held in all tries", "held"), ("Of it without training", "wasted"))  #: Labels, and names of amounts.
 ENDED = tuple(phase for phase in Phase if phase.ended)
 UNQUOTED = ("category", "resolution", "replica")  #: Texts of a cause that never quote a log.
 OF_CAUSE = (*UNQUOTED, "summary", "detail")
@@ -280,12 +279,16 @@ def _usage_of_all_tries(
 ) -> list[tuple[str, str]]:
     """What all tries used whose usage is stored, if it is known that there are several."""
     own = mapping(read.get("usage")) if read.get("try_number") == record.try_number else {}
-    used = total_usage([*usage_of_other_tries(stored, record.try_number), {**own, "tries": 1}])
-    if record.try_number < 2 or not (used["held"] or number(own.get("held"))):
+    active = record.state in ACTIVE_STATES
+    others = total_usage(usage_of_other_tries(stored, record.try_number))
+    used = total_usage([others, {**own, "tries": 1 if own or active else 0}])
+    if record.try_number < 2 or not used["held"]:
         return []
-    if used["tries"] < 2:
+    if not others["tries"]:
         return [("Of earlier tries", "not known: this try only")]
-    return [(label, format_duration(used[name])) for label, name in ALL_TRIES]
+    all_known = used["tries"] >= record.try_number and (active or read.get("ended"))
+    held, wasted = (format_duration(used[name]) for name in ("held", "wasted"))
+    return [("Held in all tries", held if all_known else f"at least {held}"), ("Of it without training", wasted)]
 
 
 def _usage(read: Mapping[str, Any], now: float | None) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIE
 from airflow_provider_ktrain.core.reporting.summary import MAX_BYTES
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError, TrainingUserCodeError
 from tests.operators.task_instance import Instance
+from tests.operators.virtual_instance import VirtualInstance
 
 GOOD = ["sh", "-c", """echo 'KTRAIN_METRIC {"step": 1, "loss": 0.5}'
 echo 'KTRAIN_RESULT {"model_uri": "s3://models/1"}'; sleep 1"""]  # fmt: skip
@@ -65,6 +66,25 @@ def test_usage_is_that_of_all_tries_that_are_stored(instance: Instance, has_stat
     if has_state:  # a later try returns the success: it uses nothing
         instance.execute(command=GOOD, deferrable=False, retries=2, number=3)
         assert summary_of(instance)["usage"] == both
+
+
+def test_total_says_that_the_usage_of_a_try_is_missing(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trigger can't store it for later tries: the second try was cleared while it was deferred."""
+    with pytest.raises(TrainingUserCodeError):
+        instance.execute(command=BAD, deferrable=False, retries=2)
+    instance.execute(command=GOOD, deferrable=False, retries=2, number=3)
+    assert summary_of(instance)["usage"]["tries"] == 2
+    assert "Accelerators of all tries together: held for at least " in capsys.readouterr().out
+
+
+@pytest.mark.embedded("sets fault switches")
+def test_try_whose_usage_nobody_knows_does_not_count_as_none(instance: VirtualInstance) -> None:
+    instance.when(instance.jobs, lambda: instance.api.refuse(403))
+    with pytest.raises(TrainingClusterError):
+        instance.execute(command=GOOD, deferrable=False)
+    assert summary_of(instance)["usage"] == {"tries": 0, "held": 0, "wasted": 0, "at_least": True}
+    (one,) = instance.store[TRIES_STATE]["tries"]
+    assert "usage" not in one
 
 
 def test_try_that_has_no_job_has_a_cause(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,11 +111,13 @@ def test_row_of_a_killed_training_has_what_was_stored_last(database: Database) -
 
 
 @pytest.mark.parametrize(
-    ("tries", "note"), [(2, ""), (1, "this try only"), (0, "this try only")], ids=["all", "Airflow below 3.3", "none"]
+    ("tries", "own", "note"),
+    [(2, {}, ""), (1, {}, "this try only"), (0, {}, "this try only"), (1, {"at_least": True}, "at least")],
+    ids=["all", "Airflow below 3.3", "none", "the usage of the last one isn't known"],
 )
-def test_row_says_which_tries_its_time_lacks(database: Database, tries: int, note: str) -> None:
+def test_row_says_which_tries_its_time_lacks(database: Database, tries: int, own: Any, note: str) -> None:
     ended = database.listed[10]
-    database.listed[10] = replace(ended, summary={"usage": {"tries": tries, "held": 3600.0}})
+    database.listed[10] = replace(ended, summary={"usage": {"tries": tries, "held": 3600.0, **own}})
     assert Trainings().view("admin", Filters(), NOW).rows[10]["held_note"] == note
 
 

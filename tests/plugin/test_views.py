@@ -369,7 +369,7 @@ def test_point_whose_step_can_be_none_is_not_drawn(step: Any) -> None:
 
 def test_curves_of_all_tries_since_the_last_clear_are_in_one_chart() -> None:
     tries = [
-        {"try_number": 1, "max_tries": 0, "series": {"loss": [[0, 9.0], [1, 8.0]]}},
+        {"try_number": 1, "max_tries": 0, "series": {"loss": [[0, 9.0], [1, 8.0]]}, "usage": {"held": 0.0}},
         {
             "try_number": 2,
             "max_tries": 3,
@@ -386,10 +386,28 @@ def test_curves_of_all_tries_since_the_last_clear_are_in_one_chart() -> None:
     assert shown.series == {"loss": [[0, 10, 20], [3.0, 2.0, None], [None, 2.1, 1.0]]}, "repeated steps overlay"
     assert [(one["number"], one["step"], one["held"]) for one in shown.tries[1:]] == [
         ("2", "10", "1 min"),
-        ("1", "", ""),
+        ("1", "", "0 s"),
     ]
     assert ("Held in all tries", "1 h 1 min") in shown.usage
     page(shown)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "state", "own", "held"),
+    [
+        ([{"held": 60.0}, {"held": 60.0}], "success", True, "1 h 2 min"),
+        ([{"held": 60.0}, {"held": 60.0}], "running", False, "1 h 2 min"),
+        ([{"held": 60.0}], "success", True, "at least 1 h 1 min"),
+        ([{"held": 60.0}, None], "success", True, "at least 1 h 1 min"),
+        ([{"held": 60.0}, {"held": 60.0}], "failed", False, "at least 1 h 2 min"),
+    ],
+    ids=["all are known", "it runs", "one isn't stored", "nobody knows the usage of one", "it was killed"],
+)
+def test_usage_of_all_tries_says_when_some_is_not_known(earlier: list[Any], state: str, own: bool, held: str) -> None:
+    tries = [{"try_number": n, **({} if used is None else {"usage": used})} for n, used in enumerate(earlier, 1)]
+    given = status(try_number=3, ended=own)
+    shown = training_view(record(state, try_number=3), given, {"tries": tries}, with_logs=True, now=110.0)
+    assert dict(shown.usage)["Held in all tries"] == held
 
 
 def test_usage_says_that_earlier_tries_are_not_counted() -> None:
