@@ -28,7 +28,7 @@ def frame_of(tab: Any) -> Any:
 def test_button_of_a_task_opens_its_page_in_the_same_tab(airflow_site: Site, open_page: Open) -> None:
     training = airflow_site.running()
     # Airflow 3.2 says so when its page is left while it reads the log
-    tab = open_page(airflow_site.task_page(training), allowed="BodyStreamBuffer was aborted")
+    tab = open_page(airflow_site.task_page(training), allowed="aborted")
     tab.get_by_role("link", name="Training", exact=True).click()
     tab.get_by_role("heading", name="Training train").wait_for()
     assert f"dag_id={training.dag_id}" in tab.url

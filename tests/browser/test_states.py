@@ -46,7 +46,7 @@ def test_page_works_without_its_script(airflow_site: Site, open_page: Open) -> N
 def test_retried_training_shows_its_tries_and_what_it_repeated(airflow_site: Site, open_page: Open) -> None:
     tab = open_page(airflow_site.page(airflow_site.retried()))
     if importlib.util.find_spec("airflow.models.task_state_store") is None:  # below 3.3
-        tab.get_by_text("Nothing is known about the earlier tries.").wait_for()
+        tab.get_by_text("Nothing is known about the earlier tries:").wait_for()
         return
     results = tab.locator("#tries-section tbody tr").all_inner_texts()
     assert ["succeeded" in results[0], "damaged file" in results[1], len(results)] == [True, True, 2]
