@@ -60,6 +60,8 @@ def _empty(request: Request, true: Response | None, store: Store, rng: random.Ra
 
 
 def _half(request: Request, true: Response | None, store: Store, rng: random.Random) -> Response | None:
+    if request.verb == "watch":
+        return Response(200, b'{"type": "MODIFIED", "object": {"kind"')
     if true is None or len(true.data) < 2:
         return None
     response = Response(true.status, true.data[: len(true.data) // 2])

@@ -16,7 +16,7 @@ from tests.apiserver.store import copied
 from tests.operators import operators
 from tests.operators.operators import JOBS, Container, Operators, has_ended, has_phase
 
-#: Chooses the lie to a request, by its `Liar.purpose` and the number of requests before it. None: the truth.
+#: Chooses the lie to a request, by its `Liar.purpose` and the number of lies told before. None: the truth.
 Plan = Callable[[str, int], Lie | None]
 
 
@@ -51,11 +51,10 @@ class Liar(Operators):
     container_class = Node
 
     def __init__(self, after: Callable[..., None], namespace: str = "default") -> None:
-        self.plan: Plan = lambda purpose, number: None
+        self.plan: Plan = lambda purpose, told: None
         self.rng = random.Random(0)
         self.is_cut_off = False
-        self.number = 0
-        self._last_undetectable = ""
+        self._lied_about: set[str] = set()  # resources whose last list was a lie that nobody can detect
         self._last_lie: Lie | None = None  # if the last answer was one
         super().__init__(after, namespace=namespace)
 
@@ -65,11 +64,10 @@ class Liar(Operators):
         if request.path == LOGIN:
             self.truth.object(f"{self.truth.actor} follows a redirect with {request.method}")
             return Response(200, PAGE)
-        number, purpose = self.number, self.purpose(request)
-        self.number += 1
+        purpose = self.purpose(request)
         self.truth.requests.append(purpose)
-        lie = self.plan(purpose, number)
-        if lie is not None and (lie.undetectable and self._last_undetectable == request.where.resource):
+        lie = self.plan(purpose, self.truth.lies)
+        if lie is not None and lie.undetectable and request.where.resource in self._lied_about:
             lie = None
         if lie is not None and lie.once and lie is self._last_lie:  # credentials are refused once, not for good
             lie = None
@@ -77,8 +75,8 @@ class Liar(Operators):
             self._last_lie = lie
             return told
         self._last_lie = None
-        if request.verb == "list" and self._last_undetectable == request.where.resource:
-            self._last_undetectable = ""
+        if request.verb == "list":
+            self._lied_about.discard(request.where.resource)
         return await self._true(request)
 
     def purpose(self, request: Request) -> str:
@@ -87,7 +85,7 @@ class Liar(Operators):
 
     async def _lied(self, lie: Lie, request: Request) -> Response | None:
         carried_out = self.rng.random() < 0.5 if lie.carried_out is None else lie.carried_out
-        if (lie.carried_out and request.verb in ("watch", "log")) or (lie.undetectable and request.verb != "list"):
+        if lie.undetectable and request.verb != "list":
             return None
         true: Any = None
         if lie.undetectable:  # not processed before it is known that this lie is possible
@@ -100,7 +98,7 @@ class Liar(Operators):
         self.truth.lied()
         self.truth.compacted |= told.status == 410 or (request.verb == "watch" and b'"code": 410' in told.data)
         if lie.undetectable:
-            self._last_undetectable = request.where.resource
+            self._lied_about.add(request.where.resource)
         self.truth.tell(f"  {self._line(request)}: LIE, {lie.name}{' (carried out)' if true is not None else ''}")
         return told
 
@@ -133,6 +131,8 @@ class Liar(Operators):
         if where.resource in JOBS and "deletionTimestamp" not in obj["metadata"]:
             spec = body.get("spec") or {}
             suspends = spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend")
+            if request.method == "PATCH":
+                self.truth.changed(obj["metadata"]["uid"])
             if request.method == "DELETE" or suspends:
                 self.truth.check_end(obj["metadata"]["uid"], "ends the job")
         elif where.resource == "pods" and request.method == "DELETE" and not has_phase(obj, "Succeeded", "Failed"):

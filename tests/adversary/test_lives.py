@@ -50,7 +50,7 @@ BATCHES = [0] if "KTRAIN_LIFE" in os.environ else list(range(-(-LIVES // BATCH))
 @pytest.mark.parametrize("batch", BATCHES[:1])
 def test_lives_without_lies(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in seeds(batch):
-        check(Life.random(random.Random(seed)), lambda purpose, number: None, seed, monkeypatch)
+        check(Life.random(random.Random(seed)), lambda purpose, told: None, seed, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -63,25 +63,31 @@ def test_lives_with_lies(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
         check(life, plan_at_random(rng, LIES), seed, monkeypatch)
 
 
-def told_at(lie: Lie, wanted: str, number: int) -> Plan:
-    """Tells one lie, at the request for this purpose that comes after so many others for it."""
+def told_at(wanted: str, number: int, *lies: Lie) -> Plan:
+    """Tells the first lie at the request for this purpose that comes after so many others for it, then the others.
+
+    A lie that is impossible there is told at the next request where it is possible.
+    """
     left = number
 
-    def plan(purpose: str, _: int) -> Lie | None:
+    def plan(purpose: str, told: int) -> Lie | None:
         nonlocal left
-        if purpose != wanted:
-            return None
-        left -= 1
-        return lie if left == -1 else None
+        if told == 0:
+            left -= purpose == wanted
+            return lies[0] if purpose == wanted and left < 0 else None
+        return lies[told] if told < len(lies) else None
 
     return plan
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
-@pytest.mark.parametrize("kind", ["PyTorchJob", "MPIJob", "TrainJob"])
-def test_each_lie_at_each_kind_of_request(kind: str, lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One lie in a life, at each kind of request. The lie decides in which life that has it, and at which of them."""
+@pytest.mark.parametrize(("count", "kind"), [(1, "PyTorchJob"), (1, "MPIJob"), (1, "TrainJob"), (2, "TrainJob")])
+def test_each_lie_at_each_kind_of_request(count: int, kind: str, lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One lie in a life, at each kind of request, or two, of which the second one is another at each kind.
+
+    The lie decides in which life that has this kind of request, and at which of them.
+    """
     lives = [Life(kind=kind, size=2, seconds=8.0, elastic=kind == "MPIJob")]
     lives += [replace(lives[0], disturbances=(Disturbance(end, 5.0),)) for end in ("mark failed", "lost", "evict")]
     lives.append(
@@ -89,10 +95,12 @@ def test_each_lie_at_each_kind_of_request(kind: str, lie: Lie, monkeypatch: pyte
     )  # for the reaper
     asked: dict[str, list[tuple[Life, int]]] = {}
     for life in lives:
-        truth = check(life, lambda purpose, number: None, 0, monkeypatch)
+        truth = check(life, lambda purpose, told: None, 0, monkeypatch)
         for what, times in Counter(truth.requests).items():
             asked.setdefault(what, []).append((life, times))
     turn = LIES.index(lie)
-    for what, found in asked.items():
+    for n, (what, found) in enumerate(asked.items()):
         life, times = found[turn % len(found)]
-        check(life, told_at(lie, what, turn % times), 0, monkeypatch, f"{lie.name} at {what}, number {turn % times}")
+        lies = [lie, LIES[(turn + n) % len(LIES)]][:count]
+        names = ", then ".join(one.name for one in lies)
+        check(life, told_at(what, turn % times, *lies), 0, monkeypatch, f"{names} at {what}, number {turn % times}")

@@ -37,6 +37,7 @@ class Job:
     """A job that was created.
 
     :ivar since: when the try began that has created it: from then on its execution_timeout counts.
+    :ivar gone: when it was removed.
     :ivar complete: whether its deciding programs have ended with 0 by themselves; None while the job has no end.
     """
 
@@ -51,8 +52,9 @@ class Job:
     ended: float | None = None
     succeeded: bool = False
     complete: bool | None = None
-    gone: bool = False
+    gone: float | None = None
     deleted_by_user: bool = False
+    taken_by: set[str] = field(default_factory=set)  # tries that have created or changed it before its end
 
     def end(self, at: float, succeeded: bool) -> None:
         """The operator has noticed its end."""
@@ -149,7 +151,7 @@ class Truth:
         me.posts += 1
         alive = [job for job in self.jobs.values() if job.running]
         lives = {one.name: one.life for one in self.tries}
-        job = self.jobs[uid] = Job(uid, kind, me.name, me.began, elastic)
+        job = self.jobs[uid] = Job(uid, kind, me.name, me.began, elastic, taken_by={me.name})
         self.tell(f"    {kind} {uid} is created")
         if me.posts > 1:
             self.object(f"{self.actor} submits a second time in one try")
@@ -158,6 +160,13 @@ class Truth:
         for other in self.jobs.values():
             if other is not job and other.complete and lives[other.of_try] == me.life and not other.deleted_by_user:
                 self.object(f"{self.actor} trains again although {other.uid} has succeeded")
+            if other is not job and other.ended is not None and me.name in other.taken_by:
+                self.object(f"{self.actor} submits again after the end of {other.uid}, which its try had taken")
+
+    def changed(self, uid: str) -> None:
+        """The present actor patches a job: if it is a process of a try, that has taken the job."""
+        if (job := self._job_of(uid)) is not None and job.ended is None and self.actor != REAPER:
+            job.taken_by.add(self.tries[-1].name)
 
     def job_ended(self, uid: str, succeeded: bool) -> None:
         job = self._job_of(uid)
@@ -167,8 +176,8 @@ class Truth:
             self.tell(f"    {uid} has {how}")
 
     def job_gone(self, uid: str) -> None:
-        if (job := self._job_of(uid)) is not None and not job.gone:
-            job.gone = True
+        if (job := self._job_of(uid)) is not None and job.gone is None:
+            job.gone = self._now()
             self.tell(f"    {uid} is gone")
 
     def pod_runs(self, uid: str, job: str, name: str) -> None:
@@ -178,7 +187,9 @@ class Truth:
 
     def pod_over(self, uid: str, job: str) -> None:
         if (owner := self._job_of(job)) is not None and uid in owner.running:
-            self.tell(f"    pod {owner.running.pop(uid)} holds nothing any more")
+            self.tell(f"    pod {owner.running[uid]} holds nothing any more")
+            self.watch_clock()
+            del owner.running[uid]
 
     def program_ended(self, job: str, replica: str, code: int, *, by_itself: bool, again: bool) -> None:
         self.tell(f"    the program of {replica} ends with {code}{'' if by_itself else ', after SIGTERM'}")
@@ -205,7 +216,7 @@ class Truth:
         job = self._job_of(uid)
         if self.actor == REAPER and self.state not in OVER:
             self.object(f"the reaper {what} of {uid}, whose task is {self.state}")
-        elif job is not None and job.ended is None and not job.gone and not self._may_end(job):
+        elif job is not None and job.ended is None and job.gone is None and not self._may_end(job):
             self.object(f"{self.actor} {what} of {uid}, which has not ended, without a kill, a limit or a user")
 
     # what is reported
@@ -229,14 +240,19 @@ class Truth:
             self.object("a deletion by someone else is reported, and nobody has deleted the job")
         if not succeeded and complete and not killed and not self.has_retry and not self._was_late(complete[-1]):
             self.object("a failure is reported for good, and a training was completed")
-        goes_on = bool(jobs) and jobs[-1].ended is None and not (jobs[-1].gone or jobs[-1].deleted_by_user)
+        goes_on = bool(jobs) and jobs[-1].ended is None and jobs[-1].gone is None and not jobs[-1].deleted_by_user
         if not succeeded and not killed and goes_on and not self._may_end(jobs[-1]):
             self.object("a failure is reported while the training goes on")
-        for job in jobs:
-            if job.ended is not None and not killed:
-                since = max(job.ended, self.last_lie)
-                if job is jobs[-1] and self._now() - since > OUTCOME_SECONDS:
-                    self.object(f"the outcome comes {self._now() - since:.0f} s after the end of {job.uid}")
+        if not jobs or killed:
+            return
+        last = jobs[-1]
+        is_incomplete = last.succeeded and not last.complete and self.tries[-1].name in last.taken_by
+        is_known = not self.compacted and not self._was_late(last)
+        if not succeeded and is_incomplete and is_known and "incomplete" not in text:
+            self.object("an incomplete training is reported as something else")
+        end = last.gone if last.ended is None else last.ended
+        if end is not None and (late := self._now() - max(end, self.last_lie)) > OUTCOME_SECONDS:
+            self.object(f"the outcome comes {late:.0f} s after the end of {last.uid}")
 
     def _was_late(self, job: Job) -> bool:
         return (
@@ -244,7 +260,7 @@ class Truth:
         )
 
     def watch_clock(self) -> None:
-        """Called now and then: after a kill, pods must go; after an end, an outcome must come."""
+        """Called now and then, and when a pod goes: after a kill, pods must go."""
         now = self._now()
         if self.killed_at is not None and self.state in OVER:
             since = max(self.killed_at, self.last_lie)
