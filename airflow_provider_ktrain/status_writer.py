@@ -26,7 +26,15 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from airflow_provider_ktrain import compat
-from airflow_provider_ktrain.core.formats import NEXT_DUE, STATUS_XCOM, SUMMARY_XCOM, VERSION, json_size, mapping
+from airflow_provider_ktrain.core.formats import (
+    NEXT_DUE,
+    STATUS_XCOM,
+    SUMMARY_XCOM,
+    VERSION,
+    json_size,
+    larger_usage,
+    mapping,
+)
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.core.reporting.status_document import MAX_BYTES
 from airflow_provider_ktrain.core.reporting.summary import killed_summary
@@ -299,13 +307,15 @@ class TaskStatusSink:
     def _write_end(self, status: Mapping[str, Any]) -> None:
         """Write status and summary, unless the next try has begun: then the summary is its own, or deleted.
 
+        Also if the end is stored already, nothing is written: by another process of this try that was asked to stop, or
+        by this write when it was slow.
         What only following shows, and the status lacks, stays as an earlier process of the same try has written it.
         """
         before = mapping(compat.xcom_of(self._key, SUMMARY_XCOM))
-        if before.get("try_number") == self.try_number:
+        if before.get("try_number") == self.try_number and before.get("state") == "running":
             stored = {} if "phases" in status else mapping(self._read())
             if stored.get("try_number") == self.try_number:
-                status = {**stored, **status}
+                status = {**stored, **status, "usage": larger_usage(stored.get("usage"), status.get("usage"))}
                 status |= {"series": {}} if json_size(status) > MAX_BYTES else {}
             self._write(status)
             compat.set_xcom(self._key, SUMMARY_XCOM, killed_summary(before, status))

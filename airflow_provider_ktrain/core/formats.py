@@ -115,6 +115,15 @@ def total_usage(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"tries": sum(int(_seconds(one.get("tries", 1))) for one in usages), **amounts}
 
 
+def larger_usage(stored: Any, read: Any) -> Mapping[str, Any]:
+    """Of two usages of one try the larger one: what was read last lacks pods that were gone by then.
+
+    :return: has `at_least` if it is the stored one, because the try has used more since.
+    """
+    before, now = mapping(stored), mapping(read)
+    return {**before, "at_least": True} if _seconds(before.get("held")) > _seconds(now.get("held")) else now
+
+
 def _counted(one: Mapping[str, Any]) -> Mapping[str, Any]:
     """Its usage for `total_usage`. A try whose usage nobody has stored isn't counted."""
     usage = one.get("usage")

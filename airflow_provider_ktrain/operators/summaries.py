@@ -117,12 +117,12 @@ def _explain(context: Context, raised: Exception) -> None:
     now = round(timing.epoch(), 1)
     head, _, detail = text.partition("\n")
     cause = {"category": _category(error), "summary": head[:500], "detail": detail[:1500]}
-    known = {} if before else {"usage": NO_USAGE.as_dict()}  # it has submitted no job
+    known = {} if before or compat.own_xcom(ti, "job") else {"usage": NO_USAGE.as_dict()}  # it has submitted no job
     stored = {"version": VERSION, "try_number": ti.try_number, "host": "worker", **known, **status}
     compat.push(context, STATUS_XCOM, {**stored, "written_at": now, "ended": True, "cause": cause})
     task_store.write_try(context, cause=head[:500], **known)
     ended: dict[str, Any] = {"state": "failed", "cause": head, "category": cause["category"], "ended": now}
-    if not before:
+    if known:
         ended["usage"] = task_store.read_total_usage(context, known["usage"])
     elif before.get("state") == "running":
         ended["usage"] = {**mapping(before.get("usage")), "at_least": True}

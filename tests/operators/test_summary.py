@@ -10,8 +10,10 @@ import pytest
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIES_STATE
 from airflow_provider_ktrain.core.reporting.summary import MAX_BYTES
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError, TrainingUserCodeError
+from airflow_provider_ktrain.plugin.views import training_view
 from tests.operators.task_instance import Instance
 from tests.operators.virtual_instance import VirtualInstance
+from tests.plugin.test_views import record
 
 GOOD = ["sh", "-c", """echo 'KTRAIN_METRIC {"step": 1, "loss": 0.5}'
 echo 'KTRAIN_RESULT {"model_uri": "s3://models/1"}'; sleep 1"""]  # fmt: skip
@@ -78,13 +80,31 @@ def test_total_says_that_the_usage_of_a_try_is_missing(instance: Instance, capsy
 
 
 @pytest.mark.embedded("sets fault switches")
-def test_try_whose_usage_nobody_knows_does_not_count_as_none(instance: VirtualInstance) -> None:
+@pytest.mark.parametrize("refuses", ["", SUMMARY_XCOM], ids=["stored", "no summary is stored"])
+def test_try_whose_usage_nobody_knows_does_not_count_as_none(instance: VirtualInstance, refuses: str) -> None:
     instance.when(instance.jobs, lambda: instance.api.refuse(403))
     with pytest.raises(TrainingClusterError):
-        instance.execute(command=GOOD, deferrable=False)
-    assert summary_of(instance)["usage"] == {"tries": 0, "held": 0, "wasted": 0, "at_least": True}
+        instance.execute(command=GOOD, deferrable=False, refuses=refuses)
+    if not refuses:
+        assert summary_of(instance)["usage"] == {"tries": 0, "held": 0, "wasted": 0, "at_least": True}
     (one,) = instance.store[TRIES_STATE]["tries"]
     assert "usage" not in one
+
+
+def test_try_that_returns_an_earlier_success_has_used_nothing(
+    instance: Instance, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TrainingUserCodeError):
+        instance.execute(command=BAD, deferrable=False, retries=3)
+    for number in (2, 3):
+        instance.execute(command=GOOD, deferrable=False, retries=3, number=number)
+    output = capsys.readouterr().out
+    assert "returned and nothing is submitted" in output
+    assert "at least" not in output
+    assert instance.ti is not None
+    status, stored = instance.ti.xcoms[STATUS_XCOM], instance.store[TRIES_STATE]
+    shown = training_view(record("success", try_number=3), status, stored, with_logs=True, now=1.0)
+    assert "at least" not in dict(shown.usage)["Held in all tries"]
 
 
 def test_try_that_has_no_job_has_a_cause(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -420,6 +420,56 @@ def test_kill_stores_no_gpu_time_of_a_job_that_nobody_has_seen(instance: Instanc
 
 
 @of_each_kind
+@pytest.mark.parametrize("follows", [False, True], ids=["stalled before it followed", "has followed"])
+def test_kill_is_stored_by_the_first_of_two_processes_alone(
+    instance: Instance, capsys: pytest.CaptureFixture[str], follows: bool
+) -> None:
+    """A triggerer that stalled, and goes on after another one has released the job and stored how it ended."""
+    deferred = instance.execute()
+    behind, other = instance.trigger(deferred), instance.trigger(deferred)
+    assert instance.ti is not None
+    xcoms = instance.ti.xcoms
+    stored: dict[str, Any] = {}
+
+    async def logged() -> bool:
+        return "is Running" in capsys.readouterr().out
+
+    async def kill() -> None:
+        capsys.readouterr()
+        if follows:
+            running = asyncio.ensure_future(anext(aiter(behind.run())))
+            await until(logged)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        await stopped(other, capsys, kill=True)
+        stored.update({key: dict(xcoms[key]) for key in (SUMMARY_XCOM, STATUS_XCOM)})
+        await behind.on_kill()
+        await behind.cleanup()
+
+    with supervised(Database(TaskInstanceState.FAILED, xcoms)):
+        asyncio.run(kill())
+    assert stored[SUMMARY_XCOM]["state"] == "failed"
+    assert xcoms[SUMMARY_XCOM] == stored[SUMMARY_XCOM]
+    assert xcoms[STATUS_XCOM] == stored[STATUS_XCOM]
+
+
+@of_each_kind
+@pytest.mark.parametrize("gone", [False, True], ids=["the job runs", "the job is gone"])
+def test_kill_keeps_the_gpu_time_that_an_earlier_process_has_stored(instance: Instance, gone: bool) -> None:
+    """It had seen pods that were replaced since then."""
+    deferred = instance.execute()
+    assert instance.ti is not None
+    xcoms = instance.ti.xcoms
+    xcoms[STATUS_XCOM] = {**xcoms[STATUS_XCOM], "usage": {"held": 36000.0, "wasted": 0.0}, "host": "trigger"}
+    if gone:
+        instance.delete()
+    with supervised(Database(TaskInstanceState.FAILED, xcoms)):
+        asyncio.run(instance.trigger(deferred).on_kill())
+    assert xcoms[STATUS_XCOM]["usage"] == {"held": 36000.0, "wasted": 0.0, "at_least": True}
+    assert xcoms[SUMMARY_XCOM]["usage"] == {"tries": 0, "held": 36000.0, "wasted": 0.0, "at_least": True}
+
+
+@of_each_kind
 @pytest.mark.skipif(hasattr(BaseTrigger, "on_kill"), reason="this Airflow calls on_kill")
 @pytest.mark.parametrize(("state", "kept"), [(TaskInstanceState.FAILED, False), (TaskInstanceState.DEFERRED, True)])
 def test_cancelled_trigger_below_airflow_3_3_reads_the_state_of_the_task(

@@ -94,13 +94,15 @@ def killed_summary(before: Mapping[str, Any], status: Mapping[str, Any]) -> dict
     :param before: the summary of its beginning.
     """
     cause, earlier, own = (mapping(of) for of in (status.get("cause"), before.get("usage"), status.get("usage")))
+    is_known = bool(own) and not own.get("at_least")
+    usage = total_usage([earlier, {**own, "tries": int(is_known)}])
     return summary(
         before,
         state="failed",
         cause=str(cause.get("summary") or ""),
         category=str(cause.get("category") or ""),
         ended=status.get("written_at"),
-        usage=total_usage([earlier, {**own, "tries": 1}]) if own else {**earlier, "at_least": True},
+        usage=usage if is_known else {**usage, "at_least": True},
         metrics=metrics_of(status.get("metrics")),
         code=str(mapping(status.get("job")).get("code") or ""),
     )

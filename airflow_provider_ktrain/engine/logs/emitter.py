@@ -40,7 +40,7 @@ INIT_BYTES_PER_SECOND, INIT_BURST_BYTES = 16, 32 * 1024  #: The same limits for 
 PAUSE_SECONDS, INIT_PAUSE_SECONDS = 5.0, 600.0
 MAX_GAPS = 20  #: How many gaps of one container are reported.
 OWN_MARK = b"KTRAIN_"  #: What stands in each line that a program writes for us: results, metrics, stacks.
-COUNTED_LINES = 2000  #: How many lines from before a takeover are counted in one slice, which takes less than 1 ms.
+COUNTED_LINES = 2000  #: How many lines from before a takeover are counted in one slice, which takes about 1 ms.
 
 
 @dataclass(slots=True)
@@ -430,10 +430,11 @@ class EarlierEmitter(RateLimitedEmitter):
         """Likewise. Lines that need no look are only counted; it stops at one that is not certainly among them."""
         position, before = replay.position, min(self.again_from, self._until)
         size = min(COUNTED_LINES, end - start) if self._is_plain and replay.live else 0
-        while size and (not (times := normal_times(lines[start : start + size])) or max(times) >= before):
-            size //= 2
-        if not size:
+        first = normal_times(lines[start : start + 1]) if size else []
+        if not first or first[0] >= before:
             return super()._slice(lines, start, end, replay, steps)
+        while not (times := normal_times(lines[start : start + size])) or max(times) >= before:
+            size //= 2
         position.advance_all(times)
         self.only_counts = True
         self.tally.unlogged += size
