@@ -68,7 +68,8 @@ test-other-cluster: $(VENV)/.test
 test-browser: $(VENV)/.browser
 	@$(BIN)/python -m pytest -q -rs -m browser $(if $(QUICK),tests/browser/test_training_page.py,tests/browser)
 
-# on SQLite with one triggerer, then on PostgreSQL with two (skipped where there is no server); first, the adversary tells lies in 6,000 lives
+# 6,000 random trainings whose API server gives wrong answers (tests/adversary). Then the chaos tests: on SQLite with
+# one triggerer, then on PostgreSQL with two (skipped where there is no server)
 chaos: $(VENV)/.test
 	@failed=0; KTRAIN_LIVES=6000 $(PYTEST) -n 6 tests/adversary -k test_lives_with_lies || failed=1; \
 	for database in sqlite postgresql; do echo "== $$database"; \

@@ -307,9 +307,9 @@ class TaskStatusSink:
     def _write_end(self, status: Mapping[str, Any]) -> None:
         """Write status and summary, unless the next try has begun: then the summary is its own, or deleted.
 
-        Also if the end is stored already, nothing is written: by another process of this try that was asked to stop, or
-        by this write when it was slow.
-        What only following shows, and the status lacks, stays as an earlier process of the same try has written it.
+        Nothing is written either if the end is stored already: another process of this try has stored it, or a slow
+        write of this one has ended after all. Fields that only following shows, and that this status lacks, keep the
+        values that an earlier process of the same try has written.
         """
         before = mapping(compat.xcom_of(self._key, SUMMARY_XCOM))
         if before.get("try_number") == self.try_number and before.get("state") == "running":

@@ -97,7 +97,7 @@ class OwnedJob:
         self.posting = Posting()  #: The job's create request.
         self.last_seen: Object | None = None  #: The job as it was last read, or shown by a watch.
         self.workload: Object | None = None  #: The Workload of the job, if a watch has shown it.
-        self.pods_read: dict[str, Object] = {}  #: The pods that releases by a rule have read, by uid, as read last.
+        self.pods_read: dict[str, Object] = {}  #: By uid, the pods as releases have read them last.
         self.is_created = False  #: Whether this process has created it.
         self.is_followed = False  #: Whether this process has followed it.
         self.is_changing = False  #: Whether a write has begun: from then on nothing may cut it off.

@@ -292,7 +292,7 @@ class Training:
     async def stop(self) -> Outcome:
         """The process was asked to stop: decide what happens to the job, and do it.
 
-        :return: has the last status of a training whose task was killed, if this process has released it with time.
+        :return: has the last status of a training whose task was killed, if this process had the time to release it.
         """
         ref = self.job.ref
         text, error = await self._process_end.stop()

@@ -117,7 +117,8 @@ def _explain(context: Context, raised: Exception) -> None:
     now = round(timing.epoch(), 1)
     head, _, detail = text.partition("\n")
     cause = {"category": _category(error), "summary": head[:500], "detail": detail[:1500]}
-    known = {} if before or compat.own_xcom(ti, "job") else {"usage": NO_USAGE.as_dict()}  # it has submitted no job
+    has_submitted = bool(before or compat.own_xcom(ti, "job"))  # either one may be missing: Airflow rejected it
+    known = {} if has_submitted else {"usage": NO_USAGE.as_dict()}
     stored = {"version": VERSION, "try_number": ti.try_number, "host": "worker", **known, **status}
     compat.push(context, STATUS_XCOM, {**stored, "written_at": now, "ended": True, "cause": cause})
     task_store.write_try(context, cause=head[:500], **known)

@@ -353,8 +353,9 @@ class TaskRun:
             used = task_store.read_total_usage(context, None if event is Event.SUCCESS_FOUND else outcome.usage)
         with self._only_logged("Usage, metrics or the last status could not be pushed to Airflow."):
             if used.get("tries", 0) > 1:
-                trained = context["ti"].try_number - (event is Event.SUCCESS_FOUND)  # that many tries
-                bound = "at least " if used["tries"] < trained else ""
+                # a try that returns an earlier success has trained nothing
+                training_tries = context["ti"].try_number - (event is Event.SUCCESS_FOUND)
+                bound = "at least " if used["tries"] < training_tries else ""
                 held, wasted = bound + format_duration(used["held"]), format_duration(used["wasted"])
                 # a retry, from Airflow 3.3 on
                 log.info("Accelerators of all tries together: held for %s, wasted for %s.", held, wasted)

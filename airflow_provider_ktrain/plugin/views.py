@@ -280,15 +280,16 @@ def _usage_of_all_tries(
     """What all tries used whose usage is stored, if it is known that there are several."""
     is_own = read.get("try_number") == record.try_number
     own = mapping(read.get("usage")) if is_own else {}
-    is_found = record.state == "success" and not is_own  # it has returned an earlier success, and used nothing
+    returned_earlier = record.state == "success" and not is_own  # an earlier success: this try has used nothing
     active = record.state in ACTIVE_STATES
     others = total_usage(usage_of_other_tries(stored, record.try_number))
-    used = total_usage([others, {**own, "tries": 1 if active or is_found or (own and not own.get("at_least")) else 0}])
+    is_known = active or returned_earlier or bool(own and not own.get("at_least"))
+    used = total_usage([others, {**own, "tries": int(is_known)}])
     if record.try_number < 2 or not used["held"]:
         return []
     if not others["tries"]:
         return [("Of earlier tries", "not known: this try only")]
-    all_known = used["tries"] >= record.try_number and (active or is_found or read.get("ended"))
+    all_known = used["tries"] >= record.try_number and (active or returned_earlier or read.get("ended"))
     held, wasted = (format_duration(used[name]) for name in ("held", "wasted"))
     return [("Held in all tries", held if all_known else f"at least {held}"), ("Of it without training", wasted)]
 

@@ -219,7 +219,7 @@ class Airflow:
         if truth.state not in OVER:
             truth.object(f"the task does not end: {truth.state}")
         self._reap(REAP_SECONDS)
-        self.server.plan = lambda purpose, told: None
+        self.server.plan = lambda purpose, count: None
         self._reap(REAP_SECONDS)
         world.pass_time(35.0)
         truth.over()
@@ -445,8 +445,8 @@ def plan_at_random(rng: random.Random, lies: Sequence[Lie] = LIES) -> Plan:
     rate, most = rng.choice([(0.0, 0), (0.02, 3), (0.1, 8), (0.3, 12)])
     chosen = rng.sample(lies, rng.choice([1, min(3, len(lies)), len(lies)]))
 
-    def plan(purpose: str, told: int) -> Lie | None:
-        return rng.choice(chosen) if told < most and rng.random() < rate else None
+    def plan(purpose: str, count: int) -> Lie | None:
+        return rng.choice(chosen) if count < most and rng.random() < rate else None
 
     return plan
 

@@ -16,7 +16,7 @@ from tests.apiserver.store import copied
 from tests.operators import operators
 from tests.operators.operators import JOBS, Container, Operators, has_ended, has_phase
 
-#: Chooses the lie to a request, by its `Liar.purpose` and the number of lies told before. None: the truth.
+#: The wrong answer to a request, by its `Liar.purpose` and the number of wrong answers before it. None: the right one.
 Plan = Callable[[str, int], Lie | None]
 
 
@@ -51,7 +51,7 @@ class Liar(Operators):
     container_class = Node
 
     def __init__(self, after: Callable[..., None], namespace: str = "default") -> None:
-        self.plan: Plan = lambda purpose, told: None
+        self.plan: Plan = lambda purpose, count: None
         self.rng = random.Random(0)
         self.is_cut_off = False
         self._lied_about: set[str] = set()  # resources whose last list was a lie that nobody can detect

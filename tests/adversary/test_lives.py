@@ -50,7 +50,7 @@ BATCHES = [0] if "KTRAIN_LIFE" in os.environ else list(range(-(-LIVES // BATCH))
 @pytest.mark.parametrize("batch", BATCHES[:1])
 def test_lives_without_lies(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in seeds(batch):
-        check(Life.random(random.Random(seed)), lambda purpose, told: None, seed, monkeypatch)
+        check(Life.random(random.Random(seed)), lambda purpose, count: None, seed, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -64,18 +64,18 @@ def test_lives_with_lies(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told_at(wanted: str, number: int, *lies: Lie) -> Plan:
-    """Tells the first lie at the request for this purpose that comes after so many others for it, then the others.
+    """The first wrong answer goes to the request for this purpose with this number, the others to the next requests.
 
-    A lie that is impossible there is told at the next request where it is possible.
+    A request that can't have such an answer gets the right one, and the next request is tried.
     """
     left = number
 
-    def plan(purpose: str, told: int) -> Lie | None:
+    def plan(purpose: str, count: int) -> Lie | None:
         nonlocal left
-        if told == 0:
+        if count == 0:
             left -= purpose == wanted
             return lies[0] if purpose == wanted and left < 0 else None
-        return lies[told] if told < len(lies) else None
+        return lies[count] if count < len(lies) else None
 
     return plan
 
@@ -84,9 +84,9 @@ def told_at(wanted: str, number: int, *lies: Lie) -> Plan:
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
 @pytest.mark.parametrize(("count", "kind"), [(1, "PyTorchJob"), (1, "MPIJob"), (1, "TrainJob"), (2, "TrainJob")])
 def test_each_lie_at_each_kind_of_request(count: int, kind: str, lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One lie in a life, at each kind of request, or two, of which the second one is another at each kind.
+    """One lie in a life, at each kind of request; or two, where the second lie differs from kind to kind.
 
-    The lie decides in which life that has this kind of request, and at which of them.
+    Lives and requests of a kind are taken in turn: the number of the lie selects one.
     """
     lives = [Life(kind=kind, size=2, seconds=8.0, elastic=kind == "MPIJob")]
     lives += [replace(lives[0], disturbances=(Disturbance(end, 5.0),)) for end in ("mark failed", "lost", "evict")]
@@ -95,7 +95,7 @@ def test_each_lie_at_each_kind_of_request(count: int, kind: str, lie: Lie, monke
     )  # for the reaper
     asked: dict[str, list[tuple[Life, int]]] = {}
     for life in lives:
-        truth = check(life, lambda purpose, told: None, 0, monkeypatch)
+        truth = check(life, lambda purpose, count: None, 0, monkeypatch)
         for what, times in Counter(truth.requests).items():
             asked.setdefault(what, []).append((life, times))
     turn = LIES.index(lie)

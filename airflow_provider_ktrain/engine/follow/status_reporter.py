@@ -43,7 +43,7 @@ async def last_status(take: Callable[[], Callable[[], dict[str, Any]]], log: Log
 
 
 def take_unfollowed(state: JobState, sink: StatusSink | None, cause: Cause) -> Callable[[], dict[str, Any]]:
-    """Take the last status of a job that was killed before this process followed it, by what its release has read.
+    """Take the last status of a job that was killed before this process followed it, from what its release has read.
 
     It has no fields that only following shows. If the job was gone, its usage is empty: nobody knows it.
     """

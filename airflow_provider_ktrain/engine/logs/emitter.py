@@ -238,7 +238,7 @@ class RateLimitedEmitter:
                 self.read += until - done
                 done, fresh = until, fresh + new
                 if done < len(lines):
-                    await asyncio.sleep(0)  # other tasks run after each slice of whatever stream
+                    await asyncio.sleep(0)  # let other tasks run after each slice, whichever stream it is from
         return fresh
 
     def _turn(self) -> contextlib.AbstractAsyncContextManager[None]:
