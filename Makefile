@@ -6,7 +6,7 @@ REQUIREMENTS := pyproject.toml embedded_cluster/pyproject.toml constraints.txt s
 # hundreds of processes import the same modules
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-often waits lint reverts unit thorough test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu test-horovod test-executors clean
+.PHONY: demo test test-all test-often waits lint reverts unit thorough conformance others test-other-cluster test-browser chaos soak test-matrix bench plots docs test-kind test-gpu test-horovod test-executors clean
 
 # KIND=mpijob or KIND=trainjob for another kind than PyTorchJob
 demo: $(VENV)/.demo
@@ -38,7 +38,16 @@ test-often: $(VENV)/.test
 	@$(BIN)/python scripts/test_often.py --runs $(or $(N),12) -- $(OPTIONS) $(UNIT)
 
 thorough: $(VENV)/.test
-	@HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 6 -m '(thorough or hypothesis) and $(SEPARATE)'
+	@$(MAKE) --no-print-directory -j2 conformance others
+
+# the scenarios are about seconds, and mostly wait: what runs beside them yields to them
+CONFORMANCE := embedded_cluster/tests/conformance
+conformance: $(VENV)/.test
+	@$(PYTEST) -n 1 $(CONFORMANCE)
+
+others: $(VENV)/.test
+	@HYPOTHESIS_PROFILE=thorough nice -n 10 $(PYTEST) -n 6 -m '(thorough or hypothesis) and $(SEPARATE)' \
+		--ignore=$(CONFORMANCE)
 
 # the tests of `make test` that wait for real time, and that tests/waiting.py has no reason for; on an idle machine
 waits: $(VENV)/.test
