@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ktrain import compat
 from tests.browser.conftest import Open
 from tests.browser.site import Site
 from tests.browser.tabs import until
@@ -61,15 +62,16 @@ def test_frame_has_the_theme_of_the_ui(airflow_site: Site, open_page: Open) -> N
 
 
 def test_group_that_a_program_never_ends_folds_the_later_lines(airflow_site: Site, open_page: Open) -> None:
-    """SECURITY.md says so. The lines are there, below the group."""
+    """SECURITY.md says so. The lines are there, below the group. Airflow 3.2 doesn't fold a group that has no end."""
     training = airflow_site.begin("group_without_end")
     airflow_site.wait_state(training, "success")
     tab = open_page(airflow_site.task_page(training).removesuffix("/details"))
     tab.get_by_text("] before the group").wait_for()  # Airflow 3.2 doesn't fold the manifest, which has the program
-    group = tab.get_by_text("of the program")
-    group.wait_for()
-    for later in ("in the group", "succeeded after"):
-        assert not tab.get_by_text(later).is_visible()
-    group.click()
-    for later in ("in the group", "succeeded after"):
-        tab.get_by_text(later).wait_for()
+    later = [tab.get_by_text(text) for text in ("] in the group", "succeeded after")]
+    if compat.calls_on_kill():  # Airflow 3.3
+        group = tab.get_by_text("of the program")
+        group.wait_for()
+        assert not any(line.is_visible() for line in later)
+        group.click()
+    for line in later:
+        line.wait_for()
