@@ -21,7 +21,7 @@ import contextvars
 import functools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -43,11 +43,12 @@ from airflow_provider_ktrain.core.text.xcom_values import transportable
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.job_calls import Log
 from airflow_provider_ktrain.engine.api.threads import in_thread
-from airflow_provider_ktrain.engine.host import REFRESH_SECONDS
+from airflow_provider_ktrain.engine.host import REFRESH_SECONDS, UNSHARED_SECONDS
 
 log = masked_log(__name__)
 
 Build = Callable[[], Callable[[], Mapping[str, Any]]]
+Prepare = Callable[[], Awaitable[object]]
 Write = Callable[[Mapping[str, Any]], object]
 WORKER, TRIGGER = "worker", "trigger"
 SECONDS_BETWEEN_WRITES = 1.0
@@ -57,23 +58,25 @@ LAST_WRITE_SECONDS = 5.0  #: How long to wait for the write in flight when a tas
 #: How long to wait for Airflow's answer when a conclusion is stored or read: pods hold GPUs until the release that
 #: follows.
 CONCLUSION_SECONDS = 10.0
-#: How long after a process's write no other process of its try can have stored a conclusion: Airflow assigns a trigger
-#: to another triggerer after 30 s without a heartbeat.
-UNSHARED_SECONDS = 20.0
 CONCLUSION = "conclusion"  #: Field of the status.
 _FIRST, _URGENT, _OTHER = range(3)  #: Ranks of what waits to be written: conclusions, new phases, the rest.
+
+
+async def _nothing() -> None: ...
 
 
 @dataclass(frozen=True)
 class _Waiting:
     """A status that waits to be written, or is.
 
+    :param prepare: is awaited before `build` is called.
     :param stored: of a conclusion: gets whether the write succeeded. Default: None, nobody waits for it.
     """
 
     build: Build
     write: Write
     rank: int
+    prepare: Prepare
     stored: asyncio.Future[bool] | None = None
 
 
@@ -92,17 +95,20 @@ class StatusWriter:
         self._in_flight: tuple[TaskInstanceId, asyncio.Future[object]] | None = None
         self._slow = self._failed = False  # whether that was logged
 
-    def offer(self, key: TaskInstanceId, build: Build, write: Write, *, urgent: bool) -> None:
+    def offer(
+        self, key: TaskInstanceId, build: Build, write: Write, *, urgent: bool, prepare: Prepare = _nothing
+    ) -> None:
         """Write the task's status as soon as the budget allows, instead of one that was offered before.
 
         :param build: takes the status right before the write. It returns a function that makes the document, which is
             called in a thread.
         :param urgent: write it before those that are not. A task that was urgent stays so until it is written.
+        :param prepare: is awaited right before `build`. Default: nothing.
         """
         before = self._waiting.get(key)
         if before is None or before.rank != _FIRST:  # a conclusion is written with the latest status
             is_urgent = urgent or (before is not None and before.rank == _URGENT)
-            self._waiting[key] = _Waiting(build, write, _URGENT if is_urgent else _OTHER)
+            self._waiting[key] = _Waiting(build, write, _URGENT if is_urgent else _OTHER, prepare)
         self._start()
 
     async def store_conclusion(self, key: TaskInstanceId, build: Build, write: Write) -> bool:
@@ -115,7 +121,7 @@ class StatusWriter:
         """
         self.withdraw(key)
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = _Waiting(build, write, _FIRST, answer)
+        self._waiting[key] = _Waiting(build, write, _FIRST, _nothing, answer)
         self._concluding.set()
         self._start()
         await asyncio.wait([answer], timeout=CONCLUSION_SECONDS)
@@ -171,10 +177,7 @@ class StatusWriter:
         status = self._waiting.pop(key)
         stored = False
         try:
-            make = status.build()
-            # the others are written before the next status of this task, which is offered within REFRESH_SECONDS
-            due = round(timing.epoch() + REFRESH_SECONDS + len(self._waiting) * self._interval, 1)
-            writing = in_thread(lambda: status.write({**make(), NEXT_DUE: due}))
+            writing: asyncio.Future[object] = asyncio.ensure_future(self._write_one(status))
             self._in_flight = key, writing
             await asyncio.wait([writing], timeout=self._slow_after)
             if not writing.done():
@@ -196,6 +199,13 @@ class StatusWriter:
             if status.stored is not None and not status.stored.done():
                 status.stored.set_result(stored)
 
+    async def _write_one(self, status: _Waiting) -> object:
+        await status.prepare()
+        make = status.build()
+        # the others are written before the next status of this task, which is offered within REFRESH_SECONDS
+        due = round(timing.epoch() + REFRESH_SECONDS + len(self._waiting) * self._interval, 1)
+        return await in_thread(lambda: status.write({**make(), NEXT_DUE: due}))
+
 
 _writers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, StatusWriter] = weakref.WeakKeyDictionary()
 
@@ -206,12 +216,14 @@ class TaskStatusSink:
     def __init__(self, ti: Any, host: str) -> None:
         self.host = host
         self.try_number = int(ti.try_number)
+        self.earlier: Mapping[str, Any] | None = None  #: See `StatusSink`.
         self._key = TaskInstanceId.of(ti)
         self._ti = ti
         self._build: Build | None = None  # that was offered last
         self._conclusion: Mapping[str, Any] = {}  # part of each status from now on
         self._stored: Mapping[str, Any] = {}  # by another process of this try
         self._retracted: Mapping[str, Any] = {}
+        self._has_written = False  # whether this process has begun to write a status
         self._began_at = 0.0  # of the last write, by timing.now
         self._written_at = -math.inf  # when the last write began that succeeded
 
@@ -227,7 +239,7 @@ class TaskStatusSink:
         """Publish a status soon: see `StatusSink`."""
         self._build = build
         with contextlib.suppress(Exception):  # it must not disturb the training
-            _writer().offer(self._key, self._begin, self._write, urgent=urgent)
+            _writer().offer(self._key, self._begin, self._write, urgent=urgent, prepare=self.read_earlier)
 
     async def store_conclusion(self, document: Mapping[str, Any]) -> bool:
         """Store the conclusion in the task's status, before a job that has not ended is released.
@@ -257,10 +269,24 @@ class TaskStatusSink:
         except Exception as e:
             log.warning("The cause that was stored in Airflow can't be read.\n%s: %s", type(e).__name__, e)
             return None
+        self._keep_earlier(status)
         self._conclusion = mapping(status.pop(CONCLUSION, None))
         if self._build is None:
             self._build = lambda: lambda: status
         return self._conclusion
+
+    async def read_earlier(self) -> None:
+        """Read the status of an earlier process: see `StatusSink`. No conclusion waits for it: it is no `question`."""
+        if self.earlier is None and not self._has_written:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(CONCLUSION_SECONDS):
+                    self._keep_earlier(await in_thread(self._read))
+
+    def _keep_earlier(self, status: Any) -> None:
+        """Keep what was stored before this process has written anything."""
+        if self.earlier is None and not self._has_written:
+            read = mapping(status)
+            self.earlier = read if read.get("try_number") == self.try_number else {}
 
     async def store_end(self, status: Mapping[str, Any]) -> None:
         """Store the last status of a try that a trigger has ended, and its summary: no worker does. It never raises."""
@@ -298,6 +324,7 @@ class TaskStatusSink:
             self._stored = {} if stored == self._retracted else stored
         conclusion = self._conclusion or self._stored
         value = {**masked(dict(status)), **({CONCLUSION: conclusion} if conclusion else {})}
+        self._has_written = True
         if self.host == WORKER:
             self._ti.xcom_push(key=STATUS_XCOM, value=transportable(value, STATUS_XCOM))
         else:
@@ -313,9 +340,10 @@ class TaskStatusSink:
         """
         before = mapping(compat.xcom_of(self._key, SUMMARY_XCOM))
         if before.get("try_number") == self.try_number and before.get("state") == "running":
-            stored = {} if "phases" in status else mapping(self._read())
+            stored = mapping(self._read())
             if stored.get("try_number") == self.try_number:
-                status = {**stored, **status, "usage": larger_usage(stored.get("usage"), status.get("usage"))}
+                kept = {} if "phases" in status else stored
+                status = {**kept, **status, "usage": larger_usage(stored.get("usage"), status.get("usage"))}
                 status |= {"series": {}} if json_size(status) > MAX_BYTES else {}
             self._write(status)
             compat.set_xcom(self._key, SUMMARY_XCOM, killed_summary(before, status))

@@ -94,7 +94,7 @@ def with_try(stored: Any, entry: Mapping[str, Any]) -> dict[str, Any]:
     others = [one for one in _tries(stored) if one.get("try_number") != entry["try_number"]]
     tries = [*others, {**(own[-1] if own else {}), **entry}]
     document = {"version": VERSION, "tries": tries[-MAX_TRIES:]}
-    older = [*map(_counted, tries[:-MAX_TRIES]), *_older(stored)]
+    older = [*(usage_of_try(one.get("usage")) for one in tries[:-MAX_TRIES]), *_older(stored)]
     return {**document, "older": total_usage(older)} if older else document
 
 
@@ -103,16 +103,20 @@ def usage_of_other_tries(stored: Any, try_number: int) -> list[Mapping[str, Any]
 
     :param stored: the return value of `with_try`, or None.
     """
-    return [_counted(one) for one in _tries(stored) if one.get("try_number") != try_number] + _older(stored)
+    others = [one for one in _tries(stored) if one.get("try_number") != try_number]
+    return [*(usage_of_try(one.get("usage")) for one in others), *_older(stored)]
 
 
 def total_usage(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Accelerator-seconds of several tries together: `held` and `wasted`; and `tries`, how many are counted.
+    """Accelerator-seconds of several tries together: `held` and `wasted`; and `tries`, of how many all is known.
+
+    `at_least` if only a part is known of one.
 
     :param usages: each has `tries`, too, if it isn't about one try.
     """
     amounts = {name: round(sum(_seconds(one.get(name)) for one in usages), 1) for name in ("held", "wasted")}
-    return {"tries": sum(int(_seconds(one.get("tries", 1))) for one in usages), **amounts}
+    bound = {"at_least": True} if any(one.get("at_least") for one in usages) else {}
+    return {"tries": sum(int(_seconds(one.get("tries", 1))) for one in usages), **amounts, **bound}
 
 
 def larger_usage(stored: Any, read: Any) -> Mapping[str, Any]:
@@ -124,10 +128,13 @@ def larger_usage(stored: Any, read: Any) -> Mapping[str, Any]:
     return {**before, "at_least": True} if _seconds(before.get("held")) > _seconds(now.get("held")) else now
 
 
-def _counted(one: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Its usage for `total_usage`. A try whose usage nobody has stored isn't counted."""
-    usage = one.get("usage")
-    return {**usage, "tries": 1} if isinstance(usage, Mapping) else {"tries": 0}
+def usage_of_try(usage: Any) -> Mapping[str, Any]:
+    """The usage of one try for `total_usage`; `tries` is 1 only if all that it has used is known.
+
+    :param usage: None or empty if nobody has stored it.
+    """
+    known = mapping(usage)
+    return {**known, "tries": int(bool(known) and not known.get("at_least"))}
 
 
 def _older(stored: Any) -> list[Mapping[str, Any]]:

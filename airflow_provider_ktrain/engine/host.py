@@ -10,6 +10,9 @@ from airflow_provider_ktrain.core.end_rules import Successor
 from airflow_provider_ktrain.engine import timing
 
 REFRESH_SECONDS = 60.0  #: Longest time between two statuses of a job that runs, if nothing else changes.
+#: How long after a process of a try has handed over or written a status no other one can have written one: Airflow
+#: assigns a trigger to another triggerer after 30 s without a heartbeat.
+UNSHARED_SECONDS = 20.0
 
 
 class StatusSink(Protocol):
@@ -19,6 +22,8 @@ class StatusSink(Protocol):
     """`worker` or `trigger`."""
     try_number: int
     """Of the task instance."""
+    earlier: Mapping[str, Any] | None
+    """The status that an earlier process of the same try wrote last; empty if there is none. None: it was not read."""
 
     def offer(self, build: Callable[[], Callable[[], Mapping[str, Any]]], *, urgent: bool) -> None:
         """Publish a status soon. It must not block or raise.
@@ -27,6 +32,9 @@ class StatusSink(Protocol):
             document, which the host calls in a thread.
         :param urgent: whether the phase has changed.
         """
+
+    async def read_earlier(self) -> None:
+        """Read `earlier`, unless it was read or this process has replaced it. It never raises, and takes up to 10 s."""
 
     async def store_conclusion(self, document: Mapping[str, Any]) -> bool:
         """Store a `core.reporting.conclusion.Conclusion` as a dict. It never raises.

@@ -24,6 +24,7 @@ from airflow_provider_ktrain.core.formats import (
     stored_outcome,
     total_usage,
     usage_of_other_tries,
+    usage_of_try,
     with_failed_nodes,
     with_try,
 )
@@ -106,7 +107,7 @@ def read_total_usage(context: Context, usage: Mapping[str, Any] | None) -> dict[
     :param usage: of this try. None: it has none, as before its job is submitted.
     """
     others = usage_of_other_tries(compat.recall(context, TRIES_STATE), context["ti"].try_number)
-    return total_usage([*others, *([] if usage is None else [{**usage, "tries": 1}])])
+    return total_usage([*others, *([] if usage is None else [usage_of_try(usage)])])
 
 
 def read_earlier_step(context: Context, first_try: int) -> float | None:

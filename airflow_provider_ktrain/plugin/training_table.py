@@ -65,7 +65,8 @@ class Used(NamedTuple):
         """What its tries have used, with the last one so far."""
         found = [mapping(summary.get("usage"))]
         if is_unfinished(state, summary):
-            found.append({**mapping(status.get("usage")), "tries": 1})
+            own = mapping(status.get("usage"))
+            found.append({**own, "tries": int(not own.get("at_least"))})
         return cls(*(sum(_amount(one.get(name)) for one in found) for name in cls._fields))
 
 
@@ -110,7 +111,7 @@ def _training_row(
         "tries": record.try_number,
         "held": running_on(used.held, read, now if active else None) if used.held else "",
         "held_seconds": round(used.held),
-        "held_note": _lack(used, record.try_number, summary, killed=unfinished and not active),
+        "held_note": _lack(used, record.try_number, summary, read, killed=unfinished and not active),
         "metrics": [(text_of(name), *_last_and_best(value)) for name, value in metrics.items()],
         "parameters": {text_of(name): text_of(value) for name, value in mapping(summary.get("parameters")).items()},
         "code": text_of(summary.get("code")),
@@ -119,14 +120,14 @@ def _training_row(
     }
 
 
-def _lack(used: Used, try_number: int, summary: Mapping[str, Any], *, killed: bool) -> str:
+def _lack(used: Used, try_number: int, summary: Mapping[str, Any], status: Mapping[str, Any], *, killed: bool) -> str:
     """What the GPU time lacks, in words; empty if it is all of it.
 
     :param killed: whether nobody has stored what the last try had used at its end.
     """
     if used.held and used.tries < try_number:
-        is_own = used.tries <= 1 and not mapping(summary.get("usage")).get("at_least")
-        return "this try only" if is_own else "at least"
+        is_bound = any(mapping(one.get("usage")).get("at_least") for one in (summary, status))
+        return "at least" if used.tries > 1 or is_bound else "this try only"
     return "at least" if used.held and killed else ""
 
 

@@ -283,11 +283,11 @@ def _usage_of_all_tries(
     returned_earlier = record.state == "success" and not is_own  # an earlier success: this try has used nothing
     active = record.state in ACTIVE_STATES
     others = total_usage(usage_of_other_tries(stored, record.try_number))
-    is_known = active or returned_earlier or bool(own and not own.get("at_least"))
-    used = total_usage([others, {**own, "tries": int(is_known)}])
+    is_known = returned_earlier or ((active or own) and not own.get("at_least"))
+    used = total_usage([others, {**own, "tries": int(bool(is_known))}])
     if record.try_number < 2 or not used["held"]:
         return []
-    if not others["tries"]:
+    if not others["tries"] and not others["held"]:
         return [("Of earlier tries", "not known: this try only")]
     all_known = used["tries"] >= record.try_number and (active or returned_earlier or read.get("ended"))
     held, wasted = (format_duration(used[name]) for name in ("held", "wasted"))
@@ -315,7 +315,8 @@ def _usage(read: Mapping[str, Any], now: float | None) -> list[tuple[str, str]]:
                 if seconds is not None:
                     is_own = name == "held" and not resource
                     amount = running_on(seconds, read, now) if is_own else format_duration(seconds)
-                    shown.append((USAGE[name].format(noun) + of, amount))
+                    bound = " at least" if is_own and used.get("at_least") is True else ""
+                    shown.append((USAGE[name].format(noun) + bound + of, amount))
     if number(used.get("unknown_claims")):
         shown.append(("Devices of ResourceClaims", "not counted"))
     return shown + _repeated(used)

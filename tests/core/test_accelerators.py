@@ -23,6 +23,7 @@ from airflow_provider_ktrain.core.manifest.overlay import JobOptions, build
 from airflow_provider_ktrain.core.reporting.announcement import describe_job
 from airflow_provider_ktrain.core.reporting.lineage import of_manifest, of_outcome
 from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus, replica_rows
+from airflow_provider_ktrain.core.reporting.task_metrics import gauges
 from airflow_provider_ktrain.core.state import accelerators
 from airflow_provider_ktrain.core.state.accelerators import (
     CLAIMS,
@@ -253,6 +254,31 @@ def test_usage_of_several_kinds_survives_a_handover() -> None:
     assert {name: (one.held, one.queued, one.requested) for name, one in later.each.items()} == seconds
     assert later.unknown_claims == 1
     assert Usage.from_dict(json.loads(json.dumps(whole.as_dict()))) == whole
+
+
+@pytest.mark.parametrize(
+    ("used", "text"),
+    [
+        (Usage(120.0, 0.0, 120.0, 60.0, 2, at_least=True),
+         "GPU time: at least 2.0 GPU-minutes on 2 GPUs (1.0 GPU-minutes wasted)."),
+        (Usage(at_least=True), "GPU time: not known."),
+        (Usage(100.0, 100.0, at_least=True), "GPU time: not known, plus 100.0 GPU-seconds queued."),
+    ],
+)  # fmt: skip
+def test_usage_that_is_a_bound_says_so_and_survives_a_handover(used: Usage, text: str) -> None:
+    assert str(used) == text
+    assert Usage.from_dict(json.loads(json.dumps(used.as_dict()))) == used
+    for total in (used + Usage(held=1.0), Usage(held=1.0) + used, used.beyond(Usage(held=60.0))):
+        assert total.at_least
+    assert not {sample.name for sample in gauges(used.as_dict(), {}, {})} & {"at_least", "gpu_seconds.at_least"}
+
+
+def test_usage_beyond_another_one_is_never_negative() -> None:
+    mine = Usage(held=5.0, wasted=3.0, gpus=2, others=(Usage(held=2.0, resource="google.com/tpu"),))
+    other = Usage(held=2.0, wasted=4.0, gpus=2)
+    assert mine.beyond(other) == Usage(held=3.0, gpus=2, others=(Usage(held=2.0, resource="google.com/tpu"),))
+    assert other.beyond(mine) == Usage(wasted=1.0, gpus=2)
+    assert Usage(unknown_claims=3).beyond(Usage(unknown_claims=1)).unknown_claims == 2
 
 
 def test_gpus_of_an_older_release_are_read_as_gpus() -> None:

@@ -112,6 +112,7 @@ class Sink:
 
     def __init__(self, me: Try, rng: random.Random, is_dead: Callable[[], bool]) -> None:
         self.host, self.try_number = "worker", me.owner.try_number
+        self.earlier: Mapping[str, Any] | None = None
         self.answered: Mapping[str, Any] | None = None  #: The conclusion, when its write was answered or given up.
         self._known: Mapping[str, Any] | None = None  # the conclusion, which is a part of each later status
         self._retracted = False
@@ -120,6 +121,8 @@ class Sink:
     def offer(self, build: object, *, urgent: bool) -> None:
         if self._retracted and not self._is_dead():
             self._me.conclusion = None
+
+    async def read_earlier(self) -> None: ...
 
     async def store_conclusion(self, document: Mapping[str, Any]) -> bool:
         self._known, self._retracted = document, False

@@ -41,10 +41,13 @@ class Memory:
     try_number = 1
 
     def __init__(self) -> None:
+        self.earlier: Mapping[str, Any] | None = None
         self.stored: Mapping[str, Any] | None = None
         self.stored_at = 0.0  #: Time of the loop.
 
     def offer(self, build: object, *, urgent: bool) -> None: ...
+
+    async def read_earlier(self) -> None: ...
 
     async def store_conclusion(self, document: Mapping[str, Any]) -> bool:
         self.stored, self.stored_at = document, timing.now()

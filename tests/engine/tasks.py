@@ -153,9 +153,12 @@ class Sink:
     try_number = 1
 
     def __init__(self) -> None:
+        self.earlier: Mapping[str, Any] | None = None
         self.conclusion: Mapping[str, Any] | None = None  #: The conclusion that a process of this try has stored.
 
     def offer(self, build: Callable[[], Callable[[], Mapping[str, Any]]], *, urgent: bool) -> None: ...
+
+    async def read_earlier(self) -> None: ...
 
     async def store_conclusion(self, document: Mapping[str, Any]) -> bool:
         self.conclusion = document

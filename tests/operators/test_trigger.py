@@ -23,6 +23,7 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.compat import EARLIEST_EVENT
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM
 from airflow_provider_ktrain.core.identity.names import OWNER_ANNOTATION
+from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingJobError
 from airflow_provider_ktrain.hooks.training import TrainingHook
 from airflow_provider_ktrain.triggers.training import TrainingJobTrigger
@@ -467,6 +468,50 @@ def test_kill_keeps_the_gpu_time_that_an_earlier_process_has_stored(instance: In
         asyncio.run(instance.trigger(deferred).on_kill())
     assert xcoms[STATUS_XCOM]["usage"] == {"held": 36000.0, "wasted": 0.0, "at_least": True}
     assert xcoms[SUMMARY_XCOM]["usage"] == {"tries": 0, "held": 36000.0, "wasted": 0.0, "at_least": True}
+
+
+@of_each_kind
+@pytest.mark.embedded("waits for half a minute outside of virtual time")
+@pytest.mark.parametrize(
+    ("status", "seconds", "held", "at_least"),
+    [
+        ({"usage": {"held": 36000.0, "wasted": 60.0}}, 40, 36000.0, False),
+        ({"usage": {"held": 36000.0, "wasted": 60.0, "at_least": True}}, 40, 36000.0, True),
+        ({"usage": {"held": 0.5}}, 40, 0.0, False),
+        ({"usage": {"held": 36000.0}, "try_number": 7}, 40, 0.0, True),
+        ({}, 40, 0.0, True),
+        ({}, 0, 0.0, False),
+    ],
+    ids=[
+        "stored", "stored as a bound", "all pods still exist", "of another try", "nothing stored",
+        "nothing stored, right after the worker",
+    ],
+)  # fmt: skip
+def test_trigger_counts_what_pods_had_used_that_are_gone(
+    instance: Instance, capsys: pytest.CaptureFixture[str],
+    status: dict[str, Any], seconds: float, held: float, at_least: bool,
+) -> None:  # fmt: skip
+    """The triggerer before was killed. It had followed the job for a day, in which pods were replaced."""
+    deferred = instance.execute(command=["sh", "-c", "sleep 60"])
+    instance.wait_running()
+    assert instance.ti is not None
+    xcoms, phases = instance.ti.xcoms, [["Queued", 50.0], ["Running", 60.0]]
+    written_at = {"written_at": timing.epoch(), "try_number": 1, "phases": phases} if status else {}
+    xcoms[STATUS_XCOM] = {**written_at, **status}
+
+    async def run() -> Any:
+        await asyncio.sleep(seconds)
+        return (await anext(aiter(instance.trigger(deferred).run()))).payload["outcome"]
+
+    with supervised(Database(TaskInstanceState.DEFERRED, xcoms)):
+        outcome = asyncio.run(run())
+    usage = outcome["usage"]
+    assert usage["held"] == pytest.approx(held + 65.0, abs=10.0)
+    assert usage.get("at_least", False) is at_least
+    assert ("GPU time: at least " in capsys.readouterr().out) is at_least
+    shown = xcoms[STATUS_XCOM]
+    assert (shown["usage"].get("at_least", False), outcome["status"]["usage"]) == (at_least, usage)
+    assert (shown["phases"][:2] == phases) is bool(status and "try_number" not in status)
 
 
 @of_each_kind

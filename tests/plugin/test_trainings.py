@@ -14,6 +14,7 @@ import pytest
 
 from airflow_provider_ktrain import compat_server
 from airflow_provider_ktrain.compat_server import Cost, Listed, Selection, TaskRecord
+from airflow_provider_ktrain.core.formats import total_usage, usage_of_try
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
 from airflow_provider_ktrain.plugin.stored_texts import HIDDEN_CAUSE
 from airflow_provider_ktrain.plugin.trainings import CACHE_SECONDS, MAX_ROWS, OLD_READS, Filters, Shared, Trainings
@@ -119,6 +120,15 @@ def test_row_says_which_tries_its_time_lacks(database: Database, tries: int, own
     ended = database.listed[10]
     database.listed[10] = replace(ended, summary={"usage": {"tries": tries, "held": 3600.0, **own}})
     assert Trainings().view("admin", Filters(), NOW).rows[10]["held_note"] == note
+
+
+@pytest.mark.parametrize("bounds", [[True], [False, True], [True, False]])
+def test_row_of_tries_of_which_one_is_a_bound_says_so(database: Database, bounds: list[bool]) -> None:
+    ended = database.listed[10]
+    used = total_usage([usage_of_try({"held": 60.0, **({"at_least": True} if bound else {})}) for bound in bounds])
+    record = replace(ended.record, try_number=len(bounds))
+    database.listed[10] = replace(ended, record=record, summary={"state": "succeeded", "usage": used})
+    assert Trainings().view("admin", Filters(), NOW).rows[10]["held_note"] == "at least"
 
 
 def test_sums_have_the_last_try_of_running_and_killed_trainings_so_far(database: Database) -> None:

@@ -410,6 +410,20 @@ def test_usage_of_all_tries_says_when_some_is_not_known(earlier: list[Any], stat
     assert dict(shown.usage)["Held in all tries"] == held
 
 
+@pytest.mark.parametrize("state", ["deferred", "success"])
+def test_usage_that_is_a_bound_says_so(state: str) -> None:
+    assert ("Held at least", "1 h") in view(state=state, usage={"held": 3600.0, "at_least": True}).usage
+    given = status(try_number=2, ended=True, usage={"held": 3600.0, "at_least": True})
+    earlier = {"tries": [{"try_number": 1, "usage": {"held": 60.0}}]}
+    shown = training_view(record(state, try_number=2), given, earlier, with_logs=True, now=110.0)
+    assert dict(shown.usage)["Held in all tries"] == "at least 1 h 1 min"
+    earlier = {"tries": [{"try_number": 1, "usage": {"held": 60.0, "at_least": True}}]}
+    shown = training_view(
+        record(state, try_number=2), status(try_number=2, ended=True), earlier, with_logs=True, now=110.0
+    )
+    assert dict(shown.usage)["Held in all tries"] == "at least 1 h 1 min"
+
+
 def test_usage_says_that_earlier_tries_are_not_counted() -> None:
     """Below Airflow 3.3 they are not stored."""
     shown = training_view(record(try_number=2), status(try_number=2), {}, with_logs=True, now=110.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from airflow_provider_ktrain.core.formats import VERSION, json_size, mapping, total_usage
+from airflow_provider_ktrain.core.formats import VERSION, json_size, mapping, total_usage, usage_of_try
 from airflow_provider_ktrain.core.identity.task_variables import VARIABLE_PREFIX
 from airflow_provider_ktrain.core.reporting.redaction import redacted
 from airflow_provider_ktrain.core.text.output import masked
@@ -94,15 +94,15 @@ def killed_summary(before: Mapping[str, Any], status: Mapping[str, Any]) -> dict
     :param before: the summary of its beginning.
     """
     cause, earlier, own = (mapping(of) for of in (status.get("cause"), before.get("usage"), status.get("usage")))
-    is_known = bool(own) and not own.get("at_least")
-    usage = total_usage([earlier, {**own, "tries": int(is_known)}])
+    used = usage_of_try(own)
+    usage = total_usage([earlier, used])
     return summary(
         before,
         state="failed",
         cause=str(cause.get("summary") or ""),
         category=str(cause.get("category") or ""),
         ended=status.get("written_at"),
-        usage=usage if is_known else {**usage, "at_least": True},
+        usage=usage if used["tries"] else {**usage, "at_least": True},
         metrics=metrics_of(status.get("metrics")),
         code=str(mapping(status.get("job")).get("code") or ""),
     )

@@ -66,5 +66,6 @@ def _by_resource(usage: Mapping[str, Any]) -> Iterator[tuple[dict[str, float], d
     """The numbers of a usage and their tags, of each kind of accelerators."""
     for resource, used in [(usage.get("resource"), usage), *mapping(usage.get("others")).items()]:
         numbers = {key: value for key, value in mapping(used).items() if isinstance(value, int | float)}
-        numbers.pop("unknown_claims", None)
+        for key in ("unknown_claims", "at_least"):
+            numbers.pop(key, None)
         yield numbers, {"resource": str(resource)} if resource else {}

@@ -268,6 +268,7 @@ class FollowingEnd:
         if not full:
             self._count()
             return replace(brief, metrics=state.metrics)
+        await self._reporter.complete_usage()
         completed = parse_timestamp(job.get("status", {}).get("completionTime"))
         spent = state.pods.usage(now, completed, state.queued_seconds(), state.spans_in(Phase.QUEUED))
         summary = f"{summary_of_success(state.ref, state.kind, job, now)}\n" if cause is None else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from airflow_provider_ktrain.core.diagnosis.pod_failures import find_failures
 from airflow_provider_ktrain.core.formats import mapping
@@ -25,12 +25,14 @@ from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     pods_until_end,
     stopped_pods_annotation,
 )
+from airflow_provider_ktrain.core.state.pods.usage import Usage
 from airflow_provider_ktrain.core.state.status import CONDITION_OF_PHASE, Phase, Seen, phase_of
 from airflow_provider_ktrain.core.text.output import with_short_first_line
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api.client import Object
 from airflow_provider_ktrain.engine.api.job_calls import belongs
 from airflow_provider_ktrain.engine.follow.deferral import Handover
+from airflow_provider_ktrain.engine.host import UNSHARED_SECONDS
 
 #: Messages of conditions that only repeat the phase.
 REPETITIVE = re.compile(r"\w+ \S+ (is )?(created|running|suspended|resumed|successfully completed)\.?")
@@ -176,6 +178,30 @@ class JobState:
         if not self.phases or self.phases[-1][0] != phase:
             self.phases = [*self.phases[1 - MAX_PHASES :], (str(phase), timing.epoch())]
 
+    def take_earlier_status(self, status: Mapping[str, Any]) -> None:
+        """Take what neither the job nor its pods show any more from the last status of an earlier process.
+
+        :param status: empty if there is none: then pods may have used more than what is known, unless this process
+            has begun right after the one before.
+        """
+        usage, written_at = mapping(status.get("usage")), status.get("written_at")
+        began = timing.epoch() - (timing.now() - self.began)
+        if not usage or not _is_time(written_at):
+            if began > self.handover.handed_over_at + UNSHARED_SECONDS:
+                self.pods.count_earlier(Usage(at_least=True), timing.utc_now())
+            return
+        if earlier := [entry for entry in _phases(status.get("phases")) if _is_time(entry[1])]:
+            since = min(written_at, began)
+            phases = [*earlier, *(entry for entry in self.phases if entry[1] > since)]
+            if self.phase is not None and phases[-1][0] != self.phase:
+                phases.append((str(self.phase), timing.epoch() - (timing.now() - self.phase_since)))
+            new = [entry for n, entry in enumerate(phases) if not n or entry[0] != phases[n - 1][0]]
+            self.phases = new[-MAX_PHASES:]
+        seconds = self.handover.metrics.get("seconds.queued", 0.0)
+        in_queue = {name: number * seconds for name, number in self.requested.items() if name != CLAIMS}
+        at = datetime.datetime.fromtimestamp(written_at, datetime.UTC)
+        self.pods.count_earlier(Usage.from_dict(usage), at, in_queue, self.spans_in(Phase.QUEUED))
+
     def count_phase(self) -> None:
         """Add the time in the current phase to the metrics."""
         if self.phase is not None:
@@ -228,3 +254,8 @@ def _phases(handed_over: object) -> Iterator[tuple[str, float]]:
     for pair in handed_over if isinstance(handed_over, list | tuple) else ():
         if isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[1], int | float):
             yield str(pair[0]), float(pair[1])
+
+
+def _is_time(value: object) -> TypeGuard[float]:
+    """Whether these are epoch seconds, as far as a `datetime` can be made of them."""
+    return isinstance(value, int | float) and 0 <= value < 1e11

@@ -8,7 +8,7 @@ last lines and GPU time change too, so a new status is offered again and again: 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_provider_ktrain.core.diagnosis.model import Cause
@@ -88,6 +88,7 @@ class StatusReporter(Part):
         # phase, version of the replicas' states, reason for waiting in a queue, and notice, of the last status
         self._offered: tuple[Phase | None, int, str, str] = (None, 0, "", "")
         self._offered_at = 0.0
+        self._knows_earlier = not context.state.handover.handed_over_at or self._sink is None
 
     @property
     def due(self) -> float | None:
@@ -112,6 +113,8 @@ class StatusReporter(Part):
 
         For a job of 1,000 replicas, that takes too long for the event loop.
         """
+        if self._sink is not None and self._sink.earlier is not None:
+            self._take_earlier(self._sink.earlier)
         state, now = self._state, timing.utc_now()
         kind, job, ref = state.kind, state.known_job, state.ref
         pods, lines = state.pods.frozen(), self._output.evidence.newest_lines()
@@ -147,6 +150,17 @@ class StatusReporter(Part):
             ).to_dict()
 
         return make
+
+    async def complete_usage(self) -> None:
+        """Count what earlier processes of this try have counted, before the usage is reported."""
+        if not self._knows_earlier and self._sink is not None:
+            await self._sink.read_earlier()
+            self._take_earlier(self._sink.earlier or {})
+
+    def _take_earlier(self, status: Mapping[str, Any]) -> None:
+        if not self._knows_earlier:
+            self._knows_earlier = True
+            self._state.take_earlier_status(status)
 
     def _notice(self) -> str:
         return " ".join(filter(None, (self._disruptions.notice, self._startup.notice)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -22,11 +22,25 @@ from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     annotated_stopped_pods,
     find_ends,
 )
-from airflow_provider_ktrain.core.state.pods.usage import Span, Usage, usage
+from airflow_provider_ktrain.core.state.pods.usage import NO_USAGE, Span, Usage, usage
 
 Pod = Mapping[str, Any]
 #: Replaced pods kept for each replica. Under ExitCode, an operator may recreate a failing pod forever.
 MAX_REPLACED_PODS = 20
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """What an earlier process of the same try has counted until a time.
+
+    :param handed_over: the part of it that is counted anyway.
+    :param spans: when the job was suspended by a queue.
+    """
+
+    counted: Usage
+    at: datetime
+    handed_over: Usage
+    spans: Sequence[Span]
 
 
 class PodHistory:
@@ -51,6 +65,7 @@ class PodHistory:
         self._ended_by_itself: set[Replica] = set()  # as events show of pods that nobody has seen
         self._dropped_restarts = int(given.get("restarts", 0))  # of pods that are no longer kept
         self._dropped_usage = Usage.from_dict(given)
+        self._earlier: _Earlier | None = None
 
     def update(self, changed: Mapping[str, Pod], removed: Iterable[str], now: datetime) -> None:
         """Record changes of the pods that exist."""
@@ -169,9 +184,33 @@ class PodHistory:
         :param spans: when it was. Default: never.
         """
         spent = usage(self.all, now, job_ended, self._evicted, spans) + self._dropped_usage
+        spent = spent.with_gone(self._gone())
         # the spans are by another clock
         more = {n: max(in_queue.get(n, 0.0), -one.queued) for n, one in spent.each.items()}
         return spent + Usage.of_each({n: Usage(requested=s, queued=s) for n, s in {**in_queue, **more}.items()})
+
+    def count_earlier(
+        self,
+        counted: Usage,
+        at: datetime,
+        in_queue: Mapping[str, float] = MappingProxyType({}),
+        spans: Sequence[Span] = (),
+    ) -> None:
+        """Count what pods had used that are gone: an earlier process has counted all until `at`.
+
+        :param in_queue: see `usage`; before this process.
+        :param spans: when the job was suspended before `at`.
+        """
+        ended = [(since, min(until, at)) for since, until in spans if since < at]
+        queued = Usage.of_each({name: Usage(requested=s, queued=s) for name, s in in_queue.items()})
+        self._earlier = _Earlier(counted, at, queued + self._dropped_usage, ended)
+
+    def _gone(self) -> Usage:
+        """What an earlier process has counted, and no pod that is known shows."""
+        if self._earlier is None:
+            return NO_USAGE
+        known = usage(self.all, self._earlier.at, None, self._evicted, self._earlier.spans)
+        return self._earlier.counted.beyond(known + self._earlier.handed_over)
 
     def frozen(self) -> PodHistory:
         """A copy for another thread, in which `all` and `usage` don't change."""
@@ -182,7 +221,7 @@ class PodHistory:
     def handover(self, job: Pod, now: datetime, spans: Sequence[Span] = ()) -> dict[str, Any]:
         """For the next process: restarts, device-seconds and stopped pods that the pods that exist don't show."""
         deleted = [pod for uid, pod in self._known.items() if uid not in self.groups.pods]
-        spent = self._dropped_usage + usage(deleted, now, None, self._evicted, spans)
+        spent = self._dropped_usage + usage(deleted, now, None, self._evicted, spans) + self._gone()
         seconds = spent.as_dict()
         seconds.pop("gpus", None)
         stopped = [asdict(one) for one in self.stopped(job)[:MAX_STOPPED_PODS]]
@@ -194,7 +233,7 @@ class PodHistory:
         return sum(sum(restarts_of(pod)) for pod in pods) + sum(map(_is_loss, replaced))
 
     def _drop_old_pods(self, now: datetime) -> None:
-        dropped = list[Pod]()
+        gone, dropped = self._gone(), list[Pod]()
         for replaced in self._replaced(self.all):
             deleted = [pod for pod in replaced if pod["metadata"]["uid"] not in self.groups.pods]
             for pod in deleted[:-MAX_REPLACED_PODS]:
@@ -204,6 +243,8 @@ class PodHistory:
                 self._dropped_restarts += sum(restarts_of(pod)) + _is_loss(pod)
                 dropped.append(pod)
         self._dropped_usage += usage(dropped, now, None, self._evicted)
+        self._dropped_usage += gone
+        self._earlier = None  # it can't be compared with pods that are no longer kept
 
     def _replaced(self, pods: list[Pod]) -> list[list[Pod]]:
         """For each replica its pods that were replaced by another one, oldest first."""

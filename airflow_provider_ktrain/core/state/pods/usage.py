@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.state.pods.objects import Json
 from airflow_provider_ktrain.core.text.output import capitalized
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp
 
+MAX_STORED = 1e15  #: A larger number is not one that `as_dict` has written.
 AMOUNTS = ("requested", "queued", "held", "wasted", "gpus")  #: The fields of `Usage` that are numbers.
 
 
@@ -31,6 +32,7 @@ class Usage:
     :param resource: what all this counts: a key of `core.state.accelerators.Amounts`. Default: GPUs.
     :param others: what was used of other accelerators. Default: nothing.
     :param unknown_claims: pods with ResourceClaims, whose devices aren't counted. Default: 0.
+    :param at_least: whether an earlier process may have counted more, which is not stored. Default: False.
     """
 
     requested: float = 0.0
@@ -41,15 +43,17 @@ class Usage:
     resource: str = GPU
     others: tuple[Usage, ...] = ()
     unknown_claims: int = 0
+    at_least: bool = False
 
     @classmethod
-    def of_each(cls, each: Mapping[str, Usage], unknown_claims: int = 0) -> Usage:
+    def of_each(cls, each: Mapping[str, Usage], unknown_claims: int = 0, *, at_least: bool = False) -> Usage:
         """The usage of several kinds of accelerators."""
         used = ordered(name for name, one in each.items() if any(getattr(one, field) for field in AMOUNTS))
-        if not used and not unknown_claims:
+        if not used and not unknown_claims and not at_least:
             return NO_USAGE
-        first, *others = [replace(each[name], resource=name, others=(), unknown_claims=0) for name in used] or [cls()]
-        return replace(first, others=tuple(others), unknown_claims=unknown_claims)
+        of_one: dict[str, Any] = {"others": (), "unknown_claims": 0, "at_least": False}
+        first, *others = [replace(each[name], resource=name, **of_one) for name in used] or [cls()]
+        return replace(first, others=tuple(others), unknown_claims=unknown_claims, at_least=at_least)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Usage:
@@ -57,7 +61,8 @@ class Usage:
         by_name = {str(data.get("resource") or GPU): data, **mapping(data.get("others"))}
         read = {name: replace(cls(), **_numbers(mapping(one))) for name, one in by_name.items()}
         unknown = data.get("unknown_claims")
-        return cls.of_each(read, unknown if isinstance(unknown, int) else 0)
+        at_least = data.get("at_least") is True
+        return cls.of_each(read, unknown if isinstance(unknown, int) else 0, at_least=at_least)
 
     @property
     def each(self) -> dict[str, Usage]:
@@ -66,13 +71,34 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         """The sum of the device-seconds; the numbers of devices are the first one's."""
-        mine, others = self.each, other.each
-        sums = {
-            name: replace(one, **{f: getattr(one, f) + getattr(others.get(name, Usage()), f) for f in AMOUNTS[:4]})
-            for name in {**mine, **others}
-            for one in [mine.get(name, Usage())]
+        sums = self._with_seconds(other, lambda one, another: one + another)
+        at_least = self.at_least or other.at_least
+        return Usage.of_each(sums, self.unknown_claims + other.unknown_claims, at_least=at_least)
+
+    def beyond(self, other: Usage) -> Usage:
+        """What this usage has that the other one lacks, and all of its devices."""
+        more = self._with_seconds(other, lambda one, another: max(one - another, 0.0))
+        claims = max(self.unknown_claims - other.unknown_claims, 0)
+        return Usage.of_each(more, claims, at_least=self.at_least)
+
+    def with_gone(self, gone: Usage) -> Usage:
+        """This usage and that of pods that are gone. Pods that replaced them have the same devices."""
+        each = {
+            name: replace(one, gpus=max(one.gpus, gone.each.get(name, NO_USAGE).gpus))
+            for name, one in (self + gone).each.items()
         }
-        return Usage.of_each(sums, self.unknown_claims + other.unknown_claims)
+        return Usage.of_each(each, self.unknown_claims + gone.unknown_claims, at_least=self.at_least or gone.at_least)
+
+    def _with_seconds(self, other: Usage, combined: Callable[[float, float], float]) -> dict[str, Usage]:
+        """This usage by kind, with device-seconds that are made from those of both."""
+        mine, others = self.each, other.each
+
+        def seconds(name: str, one: Usage) -> dict[str, Any]:
+            another = others.get(name, NO_USAGE)
+            return {field: combined(getattr(one, field), getattr(another, field)) for field in AMOUNTS[:4]}
+
+        each = {name: mine.get(name, NO_USAGE) for name in {**mine, **others}}
+        return {name: replace(one, **seconds(name, one)) for name, one in each.items()}
 
     @property
     def is_unknown(self) -> bool:
@@ -84,8 +110,8 @@ class Usage:
         if self.is_unknown:
             return f"Accelerator time: {NOT_COUNTED}."
         if not (self.requested or self.gpus):
-            return "GPU time: none."
-        lines = [one._line for one in self.each.values()]
+            return "GPU time: not known." if self.at_least else "GPU time: none."
+        lines = [replace(one, at_least=self.at_least)._line for one in self.each.values()]
         return "\n".join([*lines, *([f"{capitalized(NOT_COUNTED)}."] if self.unknown_claims else [])])
 
     @property
@@ -95,19 +121,23 @@ class Usage:
         per = f"{noun.replace(' ', '-')}-{unit}"
         held, wasted, queued = (f"{value / size:.1f} {per}" for value in (self.held, self.wasted, self.queued))
         plus = f", plus {queued} queued" if self.queued >= size / 20 else ""
-        spent = f"{held} on {counted_units(self.gpus, self.resource)} ({wasted} wasted)" if self.gpus else "none"
+        spent = "not known" if self.at_least else "none"
+        if self.gpus:
+            bound = "at least " if self.at_least else ""
+            spent = f"{bound}{held} on {counted_units(self.gpus, self.resource)} ({wasted} wasted)"
         return f"{noun} time: {spent}{plus}."
 
     def as_dict(self) -> dict[str, Any]:
         """The fields for XComs and metrics, in device-seconds rounded to milliseconds.
 
-        Numbers are left out if nothing is counted. `resource`, `others` and `unknown_claims` are there if they differ
-        from their defaults.
+        Numbers are left out if nothing is counted. `resource`, `others`, `unknown_claims` and `at_least` are there if
+        they differ from their defaults.
         """
         numbers = {} if self.is_unknown else self._numbers
         numbers |= {} if self.resource == GPU else {"resource": self.resource}
         numbers |= {"others": {one.resource: one._numbers for one in self.others}} if self.others else {}
-        return numbers | ({"unknown_claims": self.unknown_claims} if self.unknown_claims else {})
+        numbers |= {"unknown_claims": self.unknown_claims} if self.unknown_claims else {}
+        return numbers | ({"at_least": True} if self.at_least else {})
 
     @property
     def _numbers(self) -> dict[str, Any]:
@@ -166,7 +196,8 @@ def usage(
 
 
 def _numbers(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name in AMOUNTS if isinstance(value := data.get(name), int | float)}
+    found = {name: data.get(name) for name in AMOUNTS}
+    return {name: value for name, value in found.items() if isinstance(value, int | float) and abs(value) < MAX_STORED}
 
 
 def _clamped(low: datetime, at: datetime | None, high: datetime) -> datetime:
