@@ -29,7 +29,7 @@ from airflow_provider_ktrain.plugin.stored_texts import (
 #: Rows of a comparison, and fields of `training_row`.
 COMPARED = (
     ("State", "state"), ("Cause", "cause"), ("Began (UTC)", "started"), ("Duration", "lasted"), ("Tries", "tries"),
-    ("GPU time", "held"), ("Code", "code"),
+    ("GPU time", "held"), ("GPU time counted", "held_note"), ("Code", "code"),
 )  # fmt: skip
 UNREADABLE_PHASE = "can't be read"  #: Stands for the phase in a row whose status can't be read.
 
@@ -156,7 +156,9 @@ def comparison(found: Sequence[tuple[Listed, Mapping[str, Any] | None, bool]], n
     rows = [training_row(listed, status, with_logs=with_logs, now=now) for listed, status, with_logs in found]
     metrics = [{name: f"{last} ({best})" for name, last, best in row["metrics"]} for row in rows]
     parameters = [row["parameters"] for row in rows]
-    facts = [(title, [str(row[field]) for row in rows]) for title, field in COMPARED]
+    # a text may be one that runs on in the browser
+    texts = [{name: value if isinstance(value, str) else str(value) for name, value in row.items()} for row in rows]
+    facts = [(title, [row[field] for row in texts]) for title, field in COMPARED]
     facts += [
         (f"{name}: last (best)", [one.get(name, "") for one in metrics])
         for name in dict.fromkeys(n for one in metrics for n in one)

@@ -16,7 +16,7 @@ from airflow_provider_ktrain.core.formats import NEXT_DUE, mapping, total_usage,
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.reporting.status_document import COLUMNS, FINE
 from airflow_provider_ktrain.core.state.accelerators import GPU, read_stored, unit_of
-from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING, SUCCEEDED, TERMINATING
+from airflow_provider_ktrain.core.state.pods.pod_state import SUCCEEDED, passes_by_itself
 from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.output import format_duration
 from airflow_provider_ktrain.links.training import page_query
@@ -43,7 +43,8 @@ LATE_SECONDS = 120.0  #: How long after the next status was due the data of a tr
 DUE_SECONDS = 60.0  #: How long after a status of an earlier release, which has no such time, the next one is due.
 #: Phases in which statuses are written at intervals. In others one is written only when something changes.
 REFRESHED = (Phase.RUNNING, Phase.RESTARTING)
-WAITING_STATES = ("", "none", "scheduled", "queued", "up_for_retry", "up_for_reschedule")
+#: States of a task whose next try has not begun. In `up_for_retry`, what is stored is still that of the last try.
+WAITING_STATES = ("", "none", "scheduled", "queued", "restarting", "up_for_reschedule")
 FAILED_STATES = ("failed", "up_for_retry", "upstream_failed")
 USAGE = {
     "held": "Held", "wasted": "Held without training", "queued": "Waiting for {}", "requested": "Requested",
@@ -111,8 +112,8 @@ def _training_view(
         key=key,
         query=page_query(key),
         same_dag=urlencode({"dag_id": key.dag_id}),
-        state=STATE_WORDS.get(record.state, record.state.replace("_", " ")),
-        active=active or record.state in WAITING_STATES,
+        state=_state_words(record),
+        active=active or record.state in (*WAITING_STATES, "up_for_retry"),
         phase=text_of(read.get("phase")),
         shown_phase=_shown_phase(record, read),
         # by a limit, before the job did
@@ -122,7 +123,11 @@ def _training_view(
         stale=stale,
         notes=_notes(record, read, stale) + ([f"Note in Airflow: {text_of(record.note)}"] if record.note else []),
         cause=cause,
-        timeline=_timeline(phases, until, runs=active),
+        timeline=_timeline(
+            [one for one in phases if one[0] != Phase.SUCCEEDED or record.state not in FAILED_STATES],
+            until,
+            runs=active,
+        ),
         job=job,
         replicas=rows,
         replica_count=int(number(replicas.get("count")) or 0),
@@ -144,6 +149,10 @@ def _training_view(
         log_path=f"{run}/tasks/{quote(key.task_id, safe='')}{mapped}",
         code_path=f"{dag}/code",
     )
+
+
+def _state_words(record: TaskRecord) -> str:
+    return STATE_WORDS.get(record.state, record.state.replace("_", " "))
 
 
 def _shown_phase(record: TaskRecord, read: Mapping[str, Any]) -> str:
@@ -175,9 +184,11 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str
     if stale and record.followed is not False:
         notes.append("The data is old. The triggerer or worker that follows the job may be gone, or is overloaded.")
     if record.state not in (*ACTIVE_STATES, *WAITING_STATES) and not read.get("ended"):
+        ended = f" at {clock(record.ended_at)}" if record.ended_at else ""
         notes.append(
-            f"The task is {record.state}, but its last status could not be stored: it was killed, or its worker was "
-            "lost. The page shows the status before that. Its job may still hold GPUs: the first command ends it."
+            f"The try ended{ended} ({_state_words(record)}), but its last status could not be stored: it was killed, "
+            "or its worker was lost. The page shows the status before that. Its job may still hold GPUs: the first "
+            "command ends it."
         )
     return notes
 
@@ -247,9 +258,10 @@ def _stopped(state: str, read: Mapping[str, Any]) -> str:
     """How a replica ended that was stopped because the job had; empty if it ended by itself, or the job has not."""
     if not read.get("ended") or state == SUCCEEDED:
         return ""
-    if read.get("phase") == Phase.SUCCEEDED:
-        return "stopped after the success"
-    return "stopped after the failure" if state in (RUNNING, TERMINATING) else ""
+    if read.get("phase") == Phase.SUCCEEDED:  # SIGTERM ends most programs with an error
+        return "stopped after the success" if passes_by_itself(state) or state == "Error" else ""
+    when = "after the failure" if read.get("phase") == Phase.FAILED else "with the training"
+    return f"stopped {when}" if passes_by_itself(state) else ""
 
 
 def _metrics(read: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -38,6 +38,19 @@ def test_curves_have_all_steps_and_facts_only_what_differs() -> None:
     assert not shown.active
 
 
+def test_gpu_time_that_is_not_all_says_so() -> None:
+    retried = Listed("", TaskRecord(KEY, "success", 3, 0.0, 60.0), {"usage": {"tries": 1, "held": 60.0}})
+    used = {"tries": 1, "held": 60.0}
+    shown = comparison([(retried, None, True), (training("a", usage=used), None, True)], 100.0)
+    assert ("GPU time counted", ["this try only", ""]) in shown.facts
+
+
+def test_durations_of_running_trainings_run_on_in_the_browser() -> None:
+    shown = comparison([(training("a", "running"), None, True), (training("b"), None, True)], 100.0)
+    text = TEMPLATES.get_template("compare.html").render(view=shown, query="")
+    assert text.count("data-rate=") == 1
+
+
 def test_causes_need_the_right_to_the_logs() -> None:
     failed = training("a", "failed", cause="a line of the log", category="user code")
     shown = comparison([(failed, None, False), (failed, None, True)], 100.0)

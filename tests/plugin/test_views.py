@@ -439,7 +439,10 @@ def test_task_that_failed_never_shows_a_success(state: str, phase: str) -> None:
     shown = view(state=state, phases=[("Running", 1.0), ("Succeeded", 50.0)], rows=rows, ended=True)
     assert shown.shown_phase == phase
     assert any("result could not be returned" in note for note in shown.notes) is (phase == "Failed")
-    assert f'phase-{phase}">{phase}<' in page(shown)
+    text = page(shown)
+    assert f'phase-{phase}">{phase}<' in text
+    assert f'data-phase="{phase}"' in text, "page.js reads it out"
+    assert ("<span>Succeeded</span>" in text) is (phase == "Succeeded"), "in the timeline"
     assert [(one["state"], one["fine"]) for one in shown.replicas] == [
         ("Succeeded", True),
         ("stopped after the success", True),
@@ -448,11 +451,17 @@ def test_task_that_failed_never_shows_a_success(state: str, phase: str) -> None:
 
 
 def test_replica_that_failed_keeps_its_state() -> None:
-    rows = [["Master", 0, "m", "n", 1, "OOMKilled", 0], ["Worker", 0, "w", "n", 1, "Terminating", 0]]
+    states = ["OOMKilled", "Terminating", "ContainerCreating", "NodeNotReady", "Error"]
+    rows = [["Worker", n, f"w{n}", "n", 1, state, 0] for n, state in enumerate(states)]
+    stopped = "stopped after the failure"
     shown = view(state="failed", phases=[("Failed", 50.0)], rows=rows, ended=True)
-    assert [one["state"] for one in shown.replicas] == ["OOMKilled", "stopped after the failure"]
+    assert [one["state"] for one in shown.replicas] == ["OOMKilled", stopped, stopped, "NodeNotReady", "Error"]
+    shown = view(state="failed", phases=[("Running", 50.0)], rows=rows[1:2], ended=True)
+    assert [one["state"] for one in shown.replicas] == ["stopped with the training"], "by a limit or a kill"
+    shown = view(state="success", phases=[("Succeeded", 50.0)], rows=rows, ended=True)
+    assert [(one["state"], one["fine"]) for one in shown.replicas][:1] == [("OOMKilled", False)]
     running = view(rows=rows)
-    assert [one["state"] for one in running.replicas] == ["OOMKilled", "Terminating"]
+    assert [one["state"] for one in running.replicas] == states
 
 
 def test_task_whose_end_nobody_stored_names_the_command_that_ends_its_job() -> None:
@@ -464,6 +473,26 @@ def test_task_whose_end_nobody_stored_names_the_command_that_ends_its_job() -> N
     stored = status(ended=True)
     assert delete not in view(stored, state="failed").commands
     assert view(stored | {"job_deleted": True}, state="failed").commands == []
+
+
+def test_try_whose_worker_was_lost_says_so_while_its_retry_waits() -> None:
+    """The next try takes the job over, after `retry_delay`."""
+    shown = view(state="up_for_retry")
+    assert [note for note in shown.notes if "may still hold GPUs" in note and "up for retry" in note]
+    assert shown.active, "the page shows the next try when it begins"
+    (note,) = view({}, state="up_for_retry").notes
+    assert note.startswith("This try left no data")
+    for waits in ("scheduled", "queued", "restarting"):
+        assert view(state=waits).notes == []
+
+
+def test_curves_of_earlier_tries_are_shown_before_this_one_has_any() -> None:
+    tries = [{"try_number": 1, "max_tries": 1, "series": {"loss": [[0, 3.0], [10, 2.0]]}, "usage": {"held": 60.0}}]
+    given = status(try_number=2, metrics=TrainingMetrics())
+    current = replace(record(try_number=2), max_tries=1)
+    text = page(training_view(current, given, {"tries": tries}, with_logs=True, now=110.0))
+    assert '<div class="charts">' in text
+    assert "Last and best values" not in text
 
 
 def test_try_without_a_job_shows_its_cause_and_no_phase() -> None:
