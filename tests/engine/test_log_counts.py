@@ -27,7 +27,7 @@ LINE = re.compile(r"\[\w+ \d+\] line (\d+)")
 COUNT = re.compile(
     r"^(?:Missing: )?([\d,]+) lines? of |^The rate limit dropped ([\d,]+) lines? |^([\d,]+) lines? between "
 )
-INEXACT = re.compile(r"at least|^Some lines|^Missing: (?:the last|all) lines")
+INEXACT = re.compile(r"^at least|^Some lines|^Missing: (?:the last|all) lines")
 
 
 @dataclass
