@@ -397,7 +397,7 @@ def test_kill_before_the_trigger_follows_the_job_is_stored_too(instance: Virtual
     assert (summary["state"], summary["cause"]) == ("failed", "The task was killed (failed)")
     assert status["cause"]["summary"] == summary["cause"]
     assert (status["ended"], status["job_deleted"]) == (True, True)
-    assert status["usage"]["held"] >= 5.0
+    assert status["usage"]["held"] >= (5.0 if compat.calls_on_kill() or not requests else 0.5)  # below 3.3, at once
     assert summary["usage"]["held"] == pytest.approx(status["usage"]["held"], abs=0.1)
     assert status["replicas"]["states"] == {"Running": 1}
     assert status["phases"][: len(before["phases"])] == before["phases"]
@@ -421,7 +421,11 @@ def test_kill_stores_no_gpu_time_of_a_job_that_nobody_has_seen(instance: Instanc
 
 
 @of_each_kind
-@pytest.mark.parametrize("follows", [False, True], ids=["stalled before it followed", "has followed"])
+@pytest.mark.parametrize(
+    "follows",
+    [False, pytest.param(True, marks=pytest.mark.skipif(not compat.calls_on_kill(), reason="Airflow 3.3 and newer"))],
+    ids=["stalled before it followed", "has followed"],
+)
 def test_kill_is_stored_by_the_first_of_two_processes_alone(
     instance: Instance, capsys: pytest.CaptureFixture[str], follows: bool
 ) -> None:
