@@ -80,7 +80,7 @@ class ProcessEnd:
         if job.ref is None:
             self._log_unknown_job()
             return
-        nobody = self._host.successor is Successor.NOBODY
+        nobody = self._host.successor is Successor.NOBODY or event is Event.FINAL_ERROR
         read = await self._last_read(timing.now() + (LATE_SECONDS if nobody else LAST_READ_SECONDS))
         rule = job.rule(event, read, may_wait=False)
         self._log.warning(job.text(rule, event))

@@ -172,13 +172,15 @@ def test_conditions_of_a_job_show_that_its_master_was_stopped(name: str) -> None
         ("12:10:35", "12:10:36", False),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("failed", ["Master", "Worker"])
 def test_master_that_replaced_the_stopped_one_explains_the_success(
-    restarting: str, created: str, doubtful: bool
+    restarting: str, created: str, doubtful: bool, failed: str
 ) -> None:
+    """The success doesn't depend on a Worker that was stopped."""
     job = job_that_succeeded("2026-01-01T12:10:40Z")
     why = {
         "reason": "PyTorchJobRestarting",
-        "message": "PyTorchJob j is restarting because 1 Master replica(s) failed.",
+        "message": f"PyTorchJob j is restarting because 1 {failed} replica(s) failed.",
     }
     job["status"]["conditions"].append(
         {"type": "Restarting", "status": "True", "lastTransitionTime": f"2026-01-01T{restarting}Z", **why}
@@ -189,7 +191,7 @@ def test_master_that_replaced_the_stopped_one_explains_the_success(
     worker["metadata"]["labels"] = {**worker["metadata"]["labels"], "training.kubeflow.org/replica-type": "worker"}
     history = history_of(worker)
     history.update({"a": pod} if created else {}, (), NOW)
-    assert bool(history.stopped(job)) is doubtful
+    assert bool(history.stopped(job)) is (doubtful and failed == "Master")
     assert stopped_pods_annotation(job, history.stopped(job)) is None, "the conditions stay"
 
 
@@ -460,6 +462,34 @@ def test_worker_of_an_elastic_job_is_stopped_when_another_one_has_succeeded(
     event |= {"lastTimestamp": at, "metadata": {"creationTimestamp": posted}}
     found = ends_in_events(kind_of("PyTorchJob"), job, [event], [("Worker", 0)])
     assert bool(found.get(("Worker", 0))) is stopped
+
+
+@pytest.mark.parametrize(
+    ("events", "stopped"),
+    [
+        ((), False),
+        ((("Killing", "12:10:00"),), False),  # by the operator, or just before: an eviction (recordings 111, 111e)
+        ((("Killing", "12:09:59"),), True),
+    ],
+    ids=["it may train on", "in the second of the end", "before"],
+)
+def test_events_of_an_elastic_job_never_show_that_a_worker_has_completed(
+    events: Sequence[tuple[str, str]], stopped: bool
+) -> None:
+    job = job_that_succeeded("2026-01-01T12:10:00Z")
+    template = {"spec": {"containers": [{"name": "pytorch"}]}}
+    job["spec"] = {"elasticPolicy": {}, "pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": template}}}
+    listed, history = [], PodHistory(kind_of("PyTorchJob"))
+    for name in ("j-worker-0", "j-worker-1"):
+        for reason, time in (("Started", "12:01:00"), *(events if name == "j-worker-0" else ())):
+            listed.append(pod_event(reason, "00:00:00", name, "pytorch", name))
+            stamp = f"2026-01-01T{time}Z"
+            listed[-1] |= {"lastTimestamp": stamp, "metadata": {"creationTimestamp": stamp}}
+    lost = {("Worker", 0), ("Worker", 1)}
+    for replica, text in ends_in_events(kind_of("PyTorchJob"), job, listed, lost).items():
+        history.record_end(replica, text)
+    ends = history.ends(job, lost)
+    assert ends.unknown == ({("Worker", 1)} if stopped else lost), "so the success counts, with a warning"
 
 
 # a failure that is not final

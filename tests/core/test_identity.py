@@ -116,7 +116,12 @@ def test_owner_of_an_earlier_version_is_read() -> None:
     assert Owner.of({"metadata": {"annotations": {OWNER_ANNOTATION: json.dumps(annotation)}}}) == Owner(KEY, 1, "ti-1")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"try_number": 1}', '"x"', "1"])
+TOO_LARGE = json.dumps({**asdict(KEY), "try_number": 1, "ti_id": "ti-1"}).replace(
+    '"try_number": 1', '"try_number": 1e999'
+)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"try_number": 1}', '"x"', "1", TOO_LARGE])
 def test_unreadable_annotation_is_not_a_missing_one(text: str) -> None:
     job = {"metadata": {"annotations": {OWNER_ANNOTATION: text}}}
     assert Owner.of(job) is Unreadable.OWNER

@@ -42,6 +42,8 @@ LIES = {
     ),
     "404 of another object": failure(404, 'pytorchjobs.kubeflow.org "b" not found', **{**NOT_FOUND, "name": "b"}),
     "404 of another kind": failure(404, 'pods "a" not found', name="a", kind="pods"),
+    "404 of another resource": failure(404, 'mpijobs.kubeflow.org "a" not found', **{**NOT_FOUND, "kind": "mpijobs"}),
+    "404 of another group": failure(404, 'pytorchjobs.x.io "a" not found', **{**NOT_FOUND, "group": "x.io"}),
     "404 of a client library": failure(404, "the server could not find it", **NOT_FOUND, causes=CAUSE),
     "403 of another object": failure(403, "forbidden", **{**NOT_FOUND, "name": "b"}),
 }
@@ -70,9 +72,14 @@ async def test_lie_is_no_empty_list(lie: str) -> None:
         assert len(await list_pods(api, "ns", "")) == 1
 
 
-async def test_list_of_another_kind_is_no_empty_list() -> None:
+@pytest.mark.parametrize(
+    ("kind", "meta"),
+    [("MPIJobList", {"resourceVersion": "1"}), ("PyTorchJobList", {}), ("PyTorchJobList", {"resourceVersion": ""})],
+    ids=["of another kind", "without a version", "of an empty version"],
+)
+async def test_list_that_is_none_of_these_jobs_is_no_empty_list(kind: str, meta: dict[str, str]) -> None:
     kube = PodServer()
-    other = {"kind": "MPIJobList", "apiVersion": "kubeflow.org/v1", "metadata": {"resourceVersion": "1"}, "items": []}
+    other = {"kind": kind, "apiVersion": "kubeflow.org/v1", "metadata": meta, "items": []}
     kube.replace("GET", "/pytorchjobs", Response(200, other), processed=False)
     async with serving(kube) as api:
         with pytest.raises(ApiUnavailable):

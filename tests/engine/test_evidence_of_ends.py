@@ -160,6 +160,22 @@ async def test_process_that_ends_reads_again_after_a_failed_read(event: Event) -
         assert not training.exists
 
 
+@pytest.mark.parametrize("successor", [Successor.NEXT_TRY, Successor.NOBODY])
+async def test_nobody_comes_after_an_error_that_fails_the_task_for_good(successor: Successor) -> None:
+    """Airflow doesn't retry after it, although retries are left: the API server is asked for longer than 5 s."""
+
+    def lose(request: Request, answer: Response | None) -> Response:
+        raise Lost("connection reset")
+
+    async with staged() as training, training.owner(shared=False, successor=successor) as owner:
+        training.start()
+        owner.job.take(await owner.job.api(), Submitted(training.ref, training.job, created=False))
+        training.api.replace("GET", "", lose, 10**6)
+        training.after(10.0, training.api.clear_failures)
+        await owner.interrupted(Event.FINAL_ERROR)
+        assert not training.exists, str(training.log)
+
+
 def test_final_error_without_a_read_names_the_command() -> None:
     """A retry is left by its number, but Airflow doesn't retry after this error."""
     rule = decide(Situation(Event.FINAL_ERROR, Seen.NOTHING, successor=Successor.NEXT_TRY, may_wait=False))

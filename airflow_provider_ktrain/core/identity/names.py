@@ -154,7 +154,7 @@ class Owner:
             key = TaskKey(**names, map_index=fields.get("map_index", -1))
             number, ti_id, is_stored = int(fields["try_number"]), str(fields["ti_id"]), fields.get("is_stored") is True
             return cls(key, number, ti_id, fields.get("max_tries"), is_stored)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             return Unreadable.OWNER
 
 

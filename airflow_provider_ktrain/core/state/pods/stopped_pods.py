@@ -246,26 +246,26 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
 
     The kubelet reports with the reason Killing that it stops a container (recordings 100b and 107c). It reports nothing
     about a container that ends by itself. So if it stops the one of a replica on which the success depends, it does so
-    before the end of the job. The clock of a node may differ from that of the API server, which says when an event was
-    posted: a node's times only order the events of one pod.
+    before the end of the job. An elastic job ends with its first Worker, and the operator stops the others: without a
+    stop before that, the events of a Worker prove nothing (recordings 111 to 111f). The clock of a node may differ from
+    that of the API server, which says when an event was posted: a node's times only order the events of one pod.
 
     :param events: with the reasons Started and Killing, also about pods of other jobs.
-    :return: the text of a `StoppedPod`, or "" if nobody stopped it; without the replicas that have no events.
+    :return: the text of a `StoppedPod`, or "" if nobody stopped it; without the replicas of which events prove nothing.
     """
     resumed, job_end = objects.resumed_at(job) or 0.0, epoch_seconds(ended_at(job)) or math.inf
     wanted, job_began = set(lost), objects.created_at(job) or 0.0
     main = {
         role: kind.main_container_name(job, spec.get("template") or {}) for role, spec in kind.replicas(job).items()
     }
+    stops_others = {role for role in main if kind.scaling.is_elastic(job) and kind.count(job, role) > 1}
     by_pod: dict[tuple[Replica, str], list[Json]] = {}
     for event in events:
         about = event["involvedObject"]
         replica = kind.replica_of(job, str(about.get("name")))
         if replica not in wanted or about.get("fieldPath") != f"spec.containers{{{main[replica[0]]}}}":
             continue
-        # an elastic job ends with its first Worker, and the operator stops the others
-        stops_others = kind.scaling.is_elastic(job) and kind.count(job, replica[0]) > 1
-        if _starts(event) or not stops_others or _posted_at(event) < job_end:
+        if _starts(event) or replica[0] not in stops_others or _posted_at(event) < job_end:
             by_pod.setdefault((replica, str(about.get("uid"))), []).append(event)
     newest: dict[Replica, tuple[float, str]] = {}
     for (replica, _), of_pod in by_pod.items():
@@ -278,7 +278,7 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
         node = str((last.get("source") or {}).get("host") or "its node")
         stopped = f"{kind.replica_name(*replica)} ended with exit code 0 after it was stopped on {node}"
         newest[replica] = max((began, "" if _starts(last) else stopped), newest.get(replica, (0.0, "")))
-    return {replica: text for replica, (_, text) in newest.items()}
+    return {replica: text for replica, (_, text) in newest.items() if text or replica[0] not in stops_others}
 
 
 def _starts(event: Json) -> bool:
