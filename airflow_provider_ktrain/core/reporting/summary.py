@@ -6,6 +6,7 @@ docs/reference/status.md describes its fields.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,12 @@ CONFIGURATION, CLUSTER = "configuration", "cluster"  #: Categories of causes tha
 #: Numbers of metrics and parameters, and characters of each text: what is tried in turn until the document fits.
 _LIMITS = ((MAX_METRICS, MAX_PARAMETERS, 160), (MAX_METRICS, MAX_PARAMETERS, 60), (4, 6, 40), (0, 0, 40))
 _SHORT_CHARS = 40  #: Length of a parameter's name or value, and of a metric's name.
+_JOB_CHARS = 63  #: Length of each text of the job: of a name in Kubernetes.
+_OF_INTERPRETER = ("-c", "-m")  #: Flags of Python and shells whose operand is the program.
+_NAME = re.compile(r"-{0,2}\+{0,2}[^\W\d][\w./@-]*")
+_OPERAND = re.compile(
+    r"(?!-|[^=]*\.py$).*|-[\d.].*", re.DOTALL
+)  #: A word after a flag, if it isn't a flag or the script.
 
 
 def parameters_of(
@@ -31,20 +38,20 @@ def parameters_of(
 ) -> dict[str, str]:
     """What the user has set for the program, by name, without secrets.
 
-    :param words: of the command and its arguments. Flags with an operand or a value count: `--lr 0.1`, `--lr=0.1`.
+    :param words: of the command and its arguments. Flags and names with a value count: `--lr 0.1`, `--lr=0.1`,
+        `lr=0.1`. The program of `python -c` and the module of `python -m` don't.
     :param env: environment variables.
     :param arguments: of a function, by name.
     :param hides: whether Airflow hides the value of a variable, by its name.
     """
     found = {name: _value(redacted({name: value})[masked(name)]) for name, value in arguments.items()}
     shown_words = [str(word) for word in redacted(list(words), hides=hides)]
-    for at, word in enumerate(shown_words):
+    for before, word, follows in zip(["", *shown_words], shown_words, [*shown_words[1:], "-"], strict=False):
         name, given, value = word.partition("=")
-        if not name.startswith("-") or " " in name or "\n" in name or not name.strip("-"):
+        if before in _OF_INTERPRETER or name in _OF_INTERPRETER or not _NAME.fullmatch(name):
             continue
-        follows = shown_words[at + 1] if at + 1 < len(shown_words) else "-"
-        if given or not follows.startswith("-"):
-            found[name.lstrip("-")] = _value(value if given else follows)
+        if given or (name.startswith("-") and _OPERAND.fullmatch(follows)):
+            found[name.lstrip("-+")] = _value(value if given else follows)
         elif name.startswith("--"):
             found[name.lstrip("-")] = "true"
     for name, value in env.items():
@@ -81,6 +88,8 @@ def summary(before: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     whole = masked({**before, "version": VERSION, **changes})
     for metrics, parameters, chars in _LIMITS:
         document = {name: _short(value, chars) if isinstance(value, str) else value for name, value in whole.items()}
+        job = mapping(whole.get("job"))
+        document |= {"job": {name: _short(str(text), _JOB_CHARS) for name, text in job.items()}} if job else {}
         document["metrics"] = dict([*mapping(whole.get("metrics")).items()][:metrics])
         document["parameters"] = dict([*mapping(whole.get("parameters")).items()][:parameters])
         if json_size(document) <= MAX_BYTES:
