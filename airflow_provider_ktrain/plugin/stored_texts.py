@@ -11,6 +11,7 @@ from airflow_provider_ktrain.core.formats import is_step, mapping
 from airflow_provider_ktrain.core.reporting.status_document import MAX_LINE_CHARS
 from airflow_provider_ktrain.core.state.accelerators import GPU, described, read_stored
 from airflow_provider_ktrain.core.state.pods.pod_state import RUNNING
+from airflow_provider_ktrain.core.state.status import Phase
 from airflow_provider_ktrain.core.text.output import ends_of, format_duration, masked
 
 LARGEST = 1e15  #: A limit above all times, numbers of steps and GPU-seconds.
@@ -60,12 +61,13 @@ def accelerators_of(fields: Mapping[str, Any]) -> str:
 
 
 def running_on(held: float, read: Mapping[str, Any], now: float | None) -> str:
-    """The accelerator time of a job: it grows as long as all of its replicas run.
+    """The accelerator time of a job: it grows as long as all of its replicas run, or all have nodes and start.
 
     :param now: epoch seconds; None if the task has ended.
     """
     replicas, written_at = mapping(read.get("replicas")), number(read.get("written_at"))
-    gpus = number(replicas.get("gpus")) if mapping(replicas.get("states")).keys() == {RUNNING} else None
+    all_hold = mapping(replicas.get("states")).keys() == {RUNNING} or read.get("phase") == Phase.STARTING
+    gpus = number(replicas.get("gpus")) if all_hold else None
     same = replicas.get("resource") == mapping(read.get("usage")).get("resource")
     if now is None or not gpus or not same or written_at is None or now < written_at:
         return format_duration(held)

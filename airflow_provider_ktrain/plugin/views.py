@@ -42,7 +42,7 @@ from airflow_provider_ktrain.plugin.stored_texts import (
 LATE_SECONDS = 120.0  #: How long after the next status was due the data of a training counts as old.
 DUE_SECONDS = 60.0  #: How long after a status of an earlier release, which has no such time, the next one is due.
 #: Phases in which statuses are written at intervals. In others one is written only when something changes.
-REFRESHED = (Phase.RUNNING, Phase.RESTARTING)
+REFRESHED = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)
 #: States of a task whose next try has not begun. In `up_for_retry`, what is stored is still that of the last try.
 WAITING_STATES = ("", "none", "scheduled", "queued", "restarting", "up_for_reschedule")
 FAILED_STATES = ("failed", "up_for_retry", "upstream_failed")

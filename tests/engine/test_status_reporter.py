@@ -6,6 +6,8 @@ import json
 import time
 from typing import Any, ClassVar
 
+import pytest
+
 from airflow_provider_ktrain.core.diagnosis.model import Category, Cause
 from airflow_provider_ktrain.core.identity.names import CODE_ANNOTATION, JobRef
 from airflow_provider_ktrain.core.reporting.status_document import MAX_LINE_CHARS, MAX_TEXT_CHARS
@@ -21,6 +23,7 @@ from airflow_provider_ktrain.engine.follow.disruptions import DisruptionReporter
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.follow.status_reporter import StatusReporter
 from airflow_provider_ktrain.engine.host import Host
+from tests.engine.staged import Memory, staged
 from tests.engine.tasks import Lines
 from tests.factories import replica_pod
 
@@ -156,3 +159,19 @@ async def test_status_is_offered_again_after_the_seconds_of_the_host() -> None:
     assert 9.0 < reporter.due - timing.now() <= 10.0
     await reporter.observe()
     assert Sink.offers == [True], "nothing has changed"
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("node", "minutes"), [("node-1", 5), ("", 0)], ids=["it starts", "it waits for a node"])
+async def test_training_whose_pods_hold_gpus_has_new_statuses(node: str, minutes: int) -> None:
+    class Counting(Memory):
+        offers = 0
+
+        def offer(self, build: object, *, urgent: bool) -> None:
+            self.offers += not urgent
+
+    async with staged() as training:
+        training.pod(0, "Pending", node=node)
+        await training.hand_over(330.0, sink=(sink := Counting()))
+        assert sink.offers >= minutes
+        assert bool(sink.offers) is bool(minutes), "nothing changes while it holds none"

@@ -153,6 +153,14 @@ def test_data_is_old_when_the_next_status_is_late(due: float | None, now: float,
     assert (shown.stale, len(shown.notes)) == (stale, stale)
 
 
+def test_held_time_runs_on_while_all_pods_start() -> None:
+    rows = [["Master", 0, "m", "n", 8, "ContainerCreating", 0], ["Worker", 0, "w", "n", 8, "Running", 0]]
+    starting = view(rows=rows, phases=[("Starting", 10.0)])
+    assert 'data-rate="16"' in page(starting)
+    assert view(rows=rows, phases=[("Starting", 10.0)], now=500.0).stale
+    assert 'data-rate="16"' not in page(view(rows=rows, phases=[("Pending", 10.0)])), "who has a node isn't known"
+
+
 def test_data_of_a_training_that_waits_is_not_called_old() -> None:
     """Nothing is written while nothing changes."""
     shown = view(phases=[("Queued", 10.0)], queue="Pending: insufficient unused quota", now=5000.0)

@@ -1,7 +1,7 @@
 """Offers the training's status to the host, which publishes it for the training page.
 
 The status is taken only when the host is about to write it: the host's budget decides how often. It changes when the
-phase, the state of a replica, or the reason for which the job waits in its queue does. While the job runs, its metrics,
+phase, the state of a replica, or the reason for which the job waits in its queue does. While pods have nodes, metrics,
 last lines and GPU time change too, so a new status is offered again and again: `Host.refresh_seconds`.
 """
 
@@ -28,7 +28,7 @@ from airflow_provider_ktrain.engine.follow.startup import StartupChecks
 from airflow_provider_ktrain.engine.follow.state import JobState
 from airflow_provider_ktrain.engine.host import StatusSink
 
-_ACTIVE = (Phase.RUNNING, Phase.RESTARTING)
+_ACTIVE = (Phase.STARTING, Phase.RUNNING, Phase.RESTARTING)  # pods hold accelerators
 _FOLLOWED = ("phase", "phase_since", "phases", "last_lines", "metrics", "series")  # what one read doesn't show
 _OF_JOB = ("job", "replicas", "usage")
 
