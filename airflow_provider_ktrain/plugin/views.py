@@ -144,6 +144,7 @@ def _training_view(
         queue=text_of(read.get("queue")) if active else "",
         tries=[_try(one, with_logs) for one in reversed(tries)],
         tries_unknown=record.try_number > 1 and not tries,
+        tries_missing=_missing_tries(record, tries, has_older=bool(stored.get("older"))),
         commands=[] if read.get("job_deleted") is True else _commands(job, rows, may_run=_may_run(record, read)),
         path=[(key.dag_id, dag), (key.run_id, run)],
         log_path=f"{run}/tasks/{quote(key.task_id, safe='')}{mapped}",
@@ -362,6 +363,18 @@ def _try(one: Mapping[str, Any], with_logs: bool) -> dict[str, str]:
         "number": text_of(one.get("try_number")), "began": began, "ended": ended, "cause": cause or "succeeded",
         "step": step_of(one.get("step")), "held": "" if held is None else format_duration(held),
     }  # fmt: skip
+
+
+def _missing_tries(record: TaskRecord, tries: Sequence[Mapping[str, Any]], *, has_older: bool) -> str:
+    """The numbers of earlier tries of which nothing is stored, although something is of others.
+
+    :param has_older: whether tries before the stored ones are no longer listed.
+    """
+    known = {number for one in tries if isinstance(number := one.get("try_number"), int)}
+    if not known:
+        return ""
+    numbers = range(min(known) if has_older else 1, record.try_number)
+    return ", ".join(str(number) for number in numbers if number not in known)
 
 
 def _may_run(record: TaskRecord, read: Mapping[str, Any]) -> bool:

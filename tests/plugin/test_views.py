@@ -432,6 +432,20 @@ def test_usage_that_is_a_bound_says_so(state: str) -> None:
     assert dict(shown.usage)["Held in all tries"] == "at least 1 h 1 min"
 
 
+@pytest.mark.parametrize(
+    ("stored", "missing"),
+    [([1, 2, 3], ""), ([2], "1, 3"), ([3], "1, 2"), ([], "")],
+    ids=["all are", "two are not", "the first are not", "none is: the page says why"],
+)
+def test_page_names_the_tries_of_which_nothing_is_stored(stored: list[int], missing: str) -> None:
+    tries = {"tries": [{"try_number": number} for number in stored]}
+    shown = training_view(record(try_number=4), status(try_number=4), tries, with_logs=True, now=110.0)
+    assert shown.tries_missing == missing
+    assert (f"Nothing is stored about: try {missing}." in page(shown)) is bool(missing)
+    older = training_view(record(try_number=4), status(), {**tries, "older": {"tries": 1}}, with_logs=True, now=110.0)
+    assert "1" not in older.tries_missing, "it isn't listed any more"
+
+
 def test_usage_says_that_earlier_tries_are_not_counted() -> None:
     """Below Airflow 3.3 they are not stored."""
     shown = training_view(record(try_number=2), status(try_number=2), {}, with_logs=True, now=110.0)
