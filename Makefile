@@ -27,8 +27,9 @@ OPTIONS := -q --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 # these have targets of their own
 SEPARATE := not chaos and not browser and not index and not horovod and not executors
 
+CONFORMANCE := embedded_cluster/tests/conformance
 # of folders without such tests, the tables take seconds to read
-UNIT := -n 3 -m 'not thorough and $(SEPARATE)' $(addprefix --ignore=,embedded_cluster/tests/conformance tests/browser tests/executors)
+UNIT := -n 3 -m 'not thorough and $(SEPARATE)' $(addprefix --ignore=,$(CONFORMANCE) tests/browser tests/executors)
 
 unit: $(VENV)/.test
 	@$(PYTEST) $(UNIT)
@@ -41,7 +42,6 @@ thorough: $(VENV)/.test
 	@$(MAKE) --no-print-directory -j2 conformance others
 
 # the scenarios are about seconds, and mostly wait: what runs beside them yields to them
-CONFORMANCE := embedded_cluster/tests/conformance
 conformance: $(VENV)/.test
 	@$(PYTEST) -n 1 $(CONFORMANCE)
 
@@ -66,7 +66,7 @@ reverts: $(VENV)/.test
 	@$(BIN)/python scripts/reverts.py run $(NAMES)
 
 # tests as on a real cluster: they reach another embedded one by its kubeconfig only. FOLDERS=tests/cli for some
-OTHER := tests/engine tests/operators tests/job_control tests/cli tests/hooks embedded_cluster/tests/conformance
+OTHER := tests/engine tests/operators tests/job_control tests/cli tests/hooks $(CONFORMANCE)
 test-other-cluster: $(VENV)/.test
 	@failed=0; for folder in $(or $(FOLDERS),$(OTHER)); do \
 		$(BIN)/python -m tests.other_cluster $$folder -n 4 -q -rs || failed=1; \

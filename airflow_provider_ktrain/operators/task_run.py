@@ -352,6 +352,7 @@ class TaskRun:
         with self._only_logged("The usage of earlier tries could not be read from the task store."):
             used = task_store.read_total_usage(context, None if event is Event.SUCCESS_FOUND else outcome.usage)
         with self._only_logged("Usage, metrics or the last status could not be pushed to Airflow."):
+            # of another try may be known only a part, which `tries` doesn't count
             if used.get("tries", 0) > 1 or used.get("held", 0) > round(outcome.usage.get("held", 0), 1):
                 # a try that returns an earlier success has trained nothing
                 training_tries = context["ti"].try_number - (event is Event.SUCCESS_FOUND)

@@ -156,9 +156,10 @@ def comparison(found: Sequence[tuple[Listed, Mapping[str, Any] | None, bool]], n
     rows = [training_row(listed, status, with_logs=with_logs, now=now) for listed, status, with_logs in found]
     metrics = [{name: f"{last} ({best})" for name, last, best in row["metrics"]} for row in rows]
     parameters = [row["parameters"] for row in rows]
-    # a text may be one that runs on in the browser
-    texts = [{name: value if isinstance(value, str) else str(value) for name, value in row.items()} for row in rows]
-    facts = [(title, [row[field] for row in texts]) for title, field in COMPARED]
+    # `str` would stop a duration that runs on in the browser
+    facts = [
+        (title, [one if isinstance(one := row[field], str) else str(one) for row in rows]) for title, field in COMPARED
+    ]
     facts += [
         (f"{name}: last (best)", [one.get(name, "") for one in metrics])
         for name in dict.fromkeys(n for one in metrics for n in one)

@@ -94,7 +94,7 @@ def _training_view(
     due = number(read.get(NEXT_DUE)) or (written_at or now) + DUE_SECONDS
     stale = active and read.get("phase") in REFRESHED and written_at is not None and now > due + LATE_SECONDS
     job = {name: text_of(value) for name, value in mapping(read.get("job")).items()}
-    phases = _phases(read)
+    phases = [one for one in _phases(read) if one[0] != Phase.SUCCEEDED or record.state not in FAILED_STATES]
     replicas = mapping(read.get("replicas"))
     rows = [row for row in (_replica(row, read) for row in list_of(replicas.get("rows"))) if row]
     until = now if active else record.ended_at or written_at or now
@@ -123,11 +123,7 @@ def _training_view(
         stale=stale,
         notes=_notes(record, read, stale) + ([f"Note in Airflow: {text_of(record.note)}"] if record.note else []),
         cause=cause,
-        timeline=_timeline(
-            [one for one in phases if one[0] != Phase.SUCCEEDED or record.state not in FAILED_STATES],
-            until,
-            runs=active,
-        ),
+        timeline=_timeline(phases, until, runs=active),
         job=job,
         replicas=rows,
         replica_count=int(number(replicas.get("count")) or 0),

@@ -24,10 +24,10 @@ _LIMITS = ((MAX_METRICS, MAX_PARAMETERS, 160), (MAX_METRICS, MAX_PARAMETERS, 60)
 _SHORT_CHARS = 40  #: Length of a parameter's name or value, and of a metric's name.
 _JOB_CHARS = 63  #: Length of each text of the job: of a name in Kubernetes.
 _OF_INTERPRETER = ("-c", "-m")  #: Flags of Python and shells whose operand is the program.
+#: A word that names a parameter: a flag, or a name as Hydra reads it.
 _NAME = re.compile(r"-{0,2}\+{0,2}[^\W\d][\w./@-]*")
-_OPERAND = re.compile(
-    r"(?!-|[^=]*\.py$).*|-[\d.].*", re.DOTALL
-)  #: A word after a flag, if it isn't a flag or the script.
+#: A word after a flag that is its value: neither a flag nor the script.
+_OPERAND = re.compile(r"(?!-|[^=]*\.py$).*|-[\d.].*", re.DOTALL)
 
 
 def parameters_of(
@@ -104,14 +104,14 @@ def killed_summary(before: Mapping[str, Any], status: Mapping[str, Any]) -> dict
     """
     cause, earlier, own = (mapping(of) for of in (status.get("cause"), before.get("usage"), status.get("usage")))
     used = usage_of_try(own)
-    usage = total_usage([earlier, used])
+    total = total_usage([earlier, used])
     return summary(
         before,
         state="failed",
         cause=str(cause.get("summary") or ""),
         category=str(cause.get("category") or ""),
         ended=status.get("written_at"),
-        usage=usage if used["tries"] else {**usage, "at_least": True},
+        usage=total if used["tries"] else {**total, "at_least": True},
         metrics=metrics_of(status.get("metrics")),
         code=str(mapping(status.get("job")).get("code") or ""),
     )

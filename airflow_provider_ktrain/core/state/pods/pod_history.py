@@ -198,12 +198,12 @@ class PodHistory:
     ) -> None:
         """Count what pods had used that are gone: an earlier process has counted all until `at`.
 
-        :param in_queue: see `usage`; before this process.
-        :param spans: when the job was suspended before `at`.
+        :param in_queue: see `usage`; before this process. Default: none.
+        :param spans: when the job was suspended by a queue. Default: never.
         """
-        ended = [(since, min(until, at)) for since, until in spans if since < at]
+        before = [(since, min(until, at)) for since, until in spans if since < at]
         queued = Usage.of_each({name: Usage(requested=s, queued=s) for name, s in in_queue.items()})
-        self._earlier = _Earlier(counted, at, queued + self._dropped_usage, ended)
+        self._earlier = _Earlier(counted, at, queued + self._dropped_usage, before)
 
     def _gone(self) -> Usage:
         """What an earlier process has counted, and no pod that is known shows."""
@@ -242,8 +242,7 @@ class PodHistory:
                 self._seen_deleted.discard(pod["metadata"]["uid"])
                 self._dropped_restarts += sum(restarts_of(pod)) + _is_loss(pod)
                 dropped.append(pod)
-        self._dropped_usage += usage(dropped, now, None, self._evicted)
-        self._dropped_usage += gone
+        self._dropped_usage += usage(dropped, now, None, self._evicted) + gone
         self._earlier = None  # it can't be compared with pods that are no longer kept
 
     def _replaced(self, pods: list[Pod]) -> list[list[Pod]]:
