@@ -56,6 +56,13 @@ def push_begun(operator: JobParameters, context: Context, job: Mapping[str, str]
     )
 
 
+def push_found(operator: JobParameters, context: Context) -> None:
+    """Push the summary of a try that submits nothing, because an earlier one succeeded, with what is stored of it."""
+    ref, checkpoint = task_store.read_job(context), task_store.read_job_description(context).get("checkpoint_dir")
+    job = ref and {"kind": ref.kind, "namespace": ref.namespace, "name": ref.name, "cluster": ref.cluster}
+    push_begun(operator, context, job or {}, checkpoint or "")
+
+
 def _words(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else []
 

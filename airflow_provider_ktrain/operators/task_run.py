@@ -305,6 +305,9 @@ class TaskRun:
             with self._only_logged("The identity of the job could not be pushed to Airflow."):
                 if job := task_store.read_job_description(self._context).get("job"):
                     self._push_job(job)
+            # Airflow has deleted the one of the earlier try
+            with self._only_logged("The list of trainings doesn't show this one: its summary was not stored."):
+                summaries.push_found(self._operator, self._context)
         return outcome
 
     def _finish(self, outcome: Outcome, host: WorkerHost | None = None) -> Any:

@@ -70,6 +70,22 @@ def test_usage_is_that_of_all_tries_that_are_stored(instance: Instance, has_stat
         assert summary_of(instance)["usage"] == both
 
 
+def test_try_that_returns_an_earlier_success_has_its_whole_summary(instance: Instance) -> None:
+    """Airflow has deleted the XComs of the try before."""
+    given: dict[str, Any] = {"args": ["--lr", "0.1"], "checkpoint_dir": "/checkpoints", "deferrable": False}
+    instance.execute(command=GOOD, retries=1, **given)
+    first = summary_of(instance)
+    instance.execute(command=GOOD, retries=1, number=2, **given)
+    found = summary_of(instance)
+    assert found["try_number"] == 2
+    assert found["job"]["cluster"]
+    assert found["parameters"]["lr"] == "0.1"
+    assert found["checkpoint"].startswith("/checkpoints/")
+    assert found["started"] <= found["ended"]
+    of_this_try = ("try_number", "started", "ended")
+    assert {**found, **dict.fromkeys(of_this_try)} == {**first, **dict.fromkeys(of_this_try)}
+
+
 def test_total_says_that_the_usage_of_a_try_is_missing(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
     """A trigger can't store it for later tries: the second try was cleared while it was deferred."""
     with pytest.raises(TrainingUserCodeError):
