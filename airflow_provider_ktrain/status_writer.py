@@ -31,12 +31,10 @@ from airflow_provider_ktrain.core.formats import (
     STATUS_XCOM,
     SUMMARY_XCOM,
     VERSION,
-    json_size,
-    larger_usage,
     mapping,
 )
 from airflow_provider_ktrain.core.identity.names import TaskInstanceId
-from airflow_provider_ktrain.core.reporting.status_document import MAX_BYTES
+from airflow_provider_ktrain.core.reporting.status_document import with_earlier
 from airflow_provider_ktrain.core.reporting.summary import killed_summary
 from airflow_provider_ktrain.core.text.output import masked, masked_log
 from airflow_provider_ktrain.core.text.xcom_values import transportable
@@ -335,16 +333,11 @@ class TaskStatusSink:
         """Write status and summary, unless the next try has begun: then the summary is its own, or deleted.
 
         Nothing is written either if the end is stored already: another process of this try has stored it, or a slow
-        write of this one has ended after all. Fields that only following shows, and that this status lacks, keep the
-        values that an earlier process of the same try has written.
+        write of this one has ended after all.
         """
         before = mapping(compat.xcom_of(self._key, SUMMARY_XCOM))
         if before.get("try_number") == self.try_number and before.get("state") == "running":
-            stored = mapping(self._read())
-            if stored.get("try_number") == self.try_number:
-                kept = {} if "phases" in status else stored
-                status = {**kept, **status, "usage": larger_usage(stored.get("usage"), status.get("usage"))}
-                status |= {"series": {}} if json_size(status) > MAX_BYTES else {}
+            status = with_earlier(status, mapping(self._read()), self.try_number)
             self._write(status)
             compat.set_xcom(self._key, SUMMARY_XCOM, killed_summary(before, status))
 

@@ -101,6 +101,9 @@ class OwnedJob:
         self.is_created = False  #: Whether this process has created it.
         self.is_followed = False  #: Whether this process has followed it.
         self.is_changing = False  #: Whether a write has begun: from then on nothing may cut it off.
+        self.released: Released | None = None  #: What this process has released of it; None if it has not.
+        #: Whether this process has let go of a job that exists, or may exist, and was not released.
+        self.is_left = False
         self._connect, self._host, self._log = connect, host, log
         # no exit stack: of a thousand jobs that wait, each would need 1 KiB more
         self._connection: contextlib.AbstractAsyncContextManager[Api] | None = None
@@ -118,6 +121,11 @@ class OwnedJob:
     def is_fresh(self) -> bool:
         """Whether this process created the job so recently that its deletion loses no progress."""
         return self.is_created and timing.now() - self._created_at < FRESH_SECONDS
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether this process has deleted it."""
+        return self.released is not None and self.released.job_deleted
 
     @property
     def known_ref(self) -> JobRef:
@@ -178,6 +186,7 @@ class OwnedJob:
 
     def let_go(self) -> None:
         """From now on, this process is not responsible for the job."""
+        self.is_left = self.is_left or (self.is_mine and self.released is None)
         self.ref = self.submission = None
 
     async def find_submitted(self, end: float) -> None:
@@ -347,7 +356,9 @@ class OwnedJob:
         api = await self.api()
         self.is_changing = True
         try:
-            return await release(api, self.known_ref, request, timeout=timeout, say=self._log.info), ""
+            released = await release(api, self.known_ref, request, timeout=timeout, say=self._log.info)
+            self.released = released or self.released
+            return released, ""
         except ReleaseError as e:
             self._log.warning(str(e))
             return None, str(e)
@@ -364,7 +375,8 @@ class OwnedJob:
             raise JobChanged("the job was not seen yet")
         seen = Observed(evidence.job, self.workload)
         kill = HurriedKill(self.mode(rule, seen.job) or Mode.DELETE, seen)
-        return await release(await self.api(), self.known_ref, kill, timeout=seconds)
+        self.released = await release(await self.api(), self.known_ref, kill, timeout=seconds)
+        return self.released
 
     async def keep_from_restarting(self, read: JobRead) -> None:
         """Suspend a failed job before its logs are read, which may take minutes. Its finished pods stay."""

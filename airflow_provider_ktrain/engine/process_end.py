@@ -51,8 +51,8 @@ class ProcessEnd:
 
     def __init__(self, job: OwnedJob, host: Host, cursor: Callable[[], Cursor], log: Log) -> None:
         self._job, self._host, self._cursor, self._log = job, host, cursor, log
-        #: How a task was killed whose job was released with time, and whether the job is gone; empty if none was.
-        self.killed, self.job_gone = "", False
+        #: How a task was killed whose job is this try's, if the job was released or this process has only seconds.
+        self.killed = ""
 
     async def stop(self) -> tuple[str, str]:
         """The process was asked to stop. Returns the sentence for the user, and why a release failed."""
@@ -121,6 +121,8 @@ class ProcessEnd:
                 continue
             rule = job.rule(event, read, task=task, may_wait=False)
             text, error = job.text(rule, event, state), ""
+            is_killed = event is Event.KILL and rule.action is not Action.LET_GO
+            self.killed = why_ended(event, state) if is_killed else ""
             try:
                 async with asyncio.timeout(max(end - timing.now(), 0.5)):
                     text = f"{text}\n{await self._carry_out(rule, event, read, task, end)}".rstrip()
@@ -203,7 +205,7 @@ class ProcessEnd:
             self._log.info(f"The task is {state}. Releasing {job.ref}.")
         released, error = await self._release(event, task, RELEASE_SECONDS, logs=True)
         if event is Event.KILL and released is not None:
-            self.killed, self.job_gone = why_ended(event, state), released.job_gone
+            self.killed = why_ended(event, state)
         return error.partition("\n")[0] or f"{job.ref} is left as it is." if released is None else released.text, error
 
     async def _release(self, event: Event, task: Task, seconds: float, *, logs: bool = False) -> Result:

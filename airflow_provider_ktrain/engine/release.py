@@ -86,13 +86,14 @@ class Released:
 
     :param seconds: time from the first request until all pods were gone.
     :param freed: the part of it about pods and accelerators. Default: empty, all pods had ended, or none was read.
-    :param job_gone: whether the job was deleted, and it was read that it is gone. Default: it was not.
+    :param job_deleted: whether the job was deleted, and if its pods were waited for, it was read that it is gone.
+        Default: it was not.
     """
 
     seconds: float
     text: str
     freed: str = ""
-    job_gone: bool = False
+    job_deleted: bool = False
 
 
 def fitting_mode(ref: JobRef, job: Mapping[str, Any] | Absent, wanted: Mode) -> Mode:
@@ -284,7 +285,7 @@ class _Release:
         freed = "" if ended else _freed(pods, verify, seconds)
         remarks = filter(None, (why, "" if gone else STILL_DELETED))
         text = "\n".join((f"{ref} {what}. {freed}".rstrip(), *remarks))
-        return Released(round(seconds, 3), text, freed, job_gone=verify and gone and done is Mode.DELETE)
+        return Released(round(seconds, 3), text, freed, job_deleted=gone and done is Mode.DELETE)
 
     async def kill(self, mode: Mode, workload: Object | None) -> Released:
         """Send the request of a kill; see `HurriedKill`."""
@@ -293,11 +294,11 @@ class _Release:
         if fitting is Mode.DELETE_PODS:
             return Released(0.0, f"{ref} has ended and is kept. Its running pods are not deleted.")
         if isinstance(job, dict) and fitting is Mode.SUSPEND and _is_queued(job):
-            _, what, why = await self._pause_now(job, workload)
+            done, what, why = await self._pause_now(job, workload)
         else:
-            _, what, why = await self._write(fitting, verify=False)
+            done, what, why = await self._write(fitting, verify=False)
         text = f"{ref} {what}. Its pods are being terminated.\n{why}".rstrip()
-        return Released(round(timing.now() - self.began, 3), text)
+        return Released(round(timing.now() - self.began, 3), text, job_deleted=done is Mode.DELETE)
 
     # the write
 

@@ -292,17 +292,24 @@ class Training:
     async def stop(self) -> Outcome:
         """The process was asked to stop: decide what happens to the job, and do it.
 
-        :return: has the last status of a training whose task was killed, if this process had the time to release it.
+        :return: has the last status of a training whose task was killed. A process with time has one only of a job that
+            was released. One that has seconds makes no request for it.
         """
         ref = self.job.ref
         text, error = await self._process_end.stop()
         reason = (self._stop.reason if self._stop is not None else None) or "the process was asked to stop"
         summary, _, detail = (text or reason).partition("\n")
-        cause, status = Cause(Category.KILLED, summary, detail).as_dict(), dict[str, Any]()
+        cause, status = Cause(Category.KILLED, summary, detail), dict[str, Any]()
         if (killed := self._process_end.killed) and ref is not None:
-            status = await self._last_status(ref, Cause(Category.KILLED, killed, text))
-            status = status and {**status, "job_deleted": self._process_end.job_gone}
-        return Outcome("Pending", False, cause=cause, release_error=error, metrics=self.handover.metrics, status=status)
+            has_time = self._host.seconds is None
+            status = await self._last_status(ref, Cause(Category.KILLED, killed, text) if has_time else cause)
+            status = status and {**status, "ended": not self.job.is_left, "job_deleted": self.job.is_deleted}
+            if status.get("usage") and not has_time:  # the pods go on until they have ended
+                status["usage"] = {**status["usage"], "at_least": True}
+        return Outcome(
+            "Pending", False, cause=cause.as_dict(), release_error=error, metrics=self.handover.metrics, status=status,
+            usage={} if self.job.is_left else status.get("usage", {}),  # a try that adopts the job counts all of it
+        )  # fmt: skip
 
     async def _last_status(self, ref: JobRef, cause: Cause) -> dict[str, Any]:
         """The last status of a training whose task was killed, and whose job was released."""

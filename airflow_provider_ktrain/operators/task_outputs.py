@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.end_rules import Event
-from airflow_provider_ktrain.core.formats import STATUS_XCOM
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, mapping
 from airflow_provider_ktrain.core.logs.result import EARLIER, METRICS_UNKNOWN, UNKNOWN
+from airflow_provider_ktrain.core.reporting.status_document import with_earlier
 from airflow_provider_ktrain.core.reporting.task_metrics import PREFIX, counts, gauges
 from airflow_provider_ktrain.core.requirements import judge
 from airflow_provider_ktrain.core.text.output import with_short_first_line
@@ -31,13 +32,12 @@ def count(outcome: Outcome, context: Context) -> None:
         compat.metrics().incr(f"{PREFIX}{name}", int(value), tags=task | tags)
 
 
-def push(outcome: Outcome, context: Context, *, all_xcoms: bool, job_deleted: bool) -> None:
+def push(outcome: Outcome, context: Context, *, all_xcoms: bool) -> None:
     """Push usage, metrics, and the last status for the training page, and set the gauges of Airflow's metrics.
 
     :param all_xcoms: False: only the status (`do_xcom_push`).
-    :param job_deleted: whether the job is gone, or is deleted next.
     """
-    xcoms = {STATUS_XCOM: {**outcome.status, "job_deleted": job_deleted} if outcome.status else {}}
+    xcoms = {STATUS_XCOM: outcome.status}
     if all_xcoms:
         xcoms |= {"usage": outcome.usage, "metrics": outcome.training_metrics}
     for key, fields in xcoms.items():
@@ -46,6 +46,22 @@ def push(outcome: Outcome, context: Context, *, all_xcoms: bool, job_deleted: bo
     task = {"dag_id": context["ti"].dag_id, "task_id": context["ti"].task_id}
     for name, value, tags in gauges(outcome.usage, outcome.metrics, outcome.training_metrics):
         compat.metrics().gauge(f"{PREFIX}{name}", value, tags=task | tags)
+
+
+def with_job_end(outcome: Outcome, context: Context, *, deleted: bool, freed: bool) -> Outcome:
+    """The outcome whose status says what has become of the job. After a kill in this process, it says so already.
+
+    :param deleted: whether the job is gone, or is deleted next.
+    :param freed: whether nothing of it holds accelerators.
+    """
+    if not outcome.status:
+        return outcome
+    if outcome.status.get("cause") and (outcome.cause or {}).get("category") == Category.KILLED:
+        ti = context["ti"]
+        return replace(
+            outcome, status=with_earlier(outcome.status, mapping(compat.own_xcom(ti, STATUS_XCOM)), ti.try_number)
+        )
+    return replace(outcome, status={**outcome.status, "job_deleted": deleted, "ended": freed})
 
 
 def lacking(outcome: Outcome, required: Mapping[str, str]) -> tuple[Event, str] | None:

@@ -352,6 +352,8 @@ class TaskRun:
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
         used: dict[str, Any] = {}
+        is_stored = event is not Event.OUTCOME_NOT_STORED
+        deletes = is_stored and OnFinishAction.of(operator.on_finish_action).deletes(succeeded=outcome.succeeded)
         with self._only_logged("The usage of earlier tries could not be read from the task store."):
             used = task_store.read_total_usage(context, None if event is Event.SUCCESS_FOUND else outcome.usage)
         with self._only_logged("Usage, metrics or the last status could not be pushed to Airflow."):
@@ -364,9 +366,9 @@ class TaskRun:
                 # a retry, from Airflow 3.3 on
                 log.info("Accelerators of all tries together: held for %s, wasted for %s.", held, wasted)
                 outcome = replace(outcome, usage={**outcome.usage, ALL_TRIES: used})
-            is_stored = event is not Event.OUTCOME_NOT_STORED and not outcome.release_error
-            deletes = is_stored and OnFinishAction.of(operator.on_finish_action).deletes(succeeded=outcome.succeeded)
-            task_outputs.push(outcome, context, all_xcoms=operator.do_xcom_push, job_deleted=deletes)
+            freed = not outcome.release_error
+            outcome = task_outputs.with_job_end(outcome, context, deleted=deletes and freed, freed=freed)
+            task_outputs.push(outcome, context, all_xcoms=operator.do_xcom_push)
         with self._only_logged("The summary of the training could not be pushed to Airflow."):
             summaries.push_ended(context, outcome, used)
         if outcome.succeeded and not outcome.unmet:
@@ -380,11 +382,14 @@ class TaskRun:
         if outcome.kept:
             left = self._release_ended_job(JobRef.from_dict(outcome.kept), event, host)
             unreleased = left if outcome.release_error else ""
-            if left:
-                with self._only_logged("The training page doesn't show that the job still exists."):
-                    task_outputs.push(outcome, context, all_xcoms=False, job_deleted=False)
+            deletes = deletes and not left
         elif outcome.unreleased:
             unreleased = self._release_ended_job(JobRef.from_dict(outcome.unreleased), Event.KEPT_UNRELEASED, host)
+        if outcome.kept or outcome.unreleased:
+            with self._only_logged("The training page doesn't show what has become of the job."):
+                ended = task_outputs.with_job_end(outcome, context, deleted=deletes, freed=not unreleased)
+                if ended.status != outcome.status:
+                    task_outputs.push(ended, context, all_xcoms=False)
         self._repeat_lines()  # if its pods may have held accelerators until now
         if outcome.succeeded:
             if unreleased and compat.has_retry(context):

@@ -135,8 +135,8 @@ async def test_release_ends_when_no_pod_runs(
         done = await release_job(api, training.ref, mode)
         assert text in done.text
         assert not training.holding
-        assert training.exists is not done.job_gone
-        assert done.job_gone is (mode is Mode.DELETE)
+        assert training.exists is not done.job_deleted
+        assert done.job_deleted is (mode is Mode.DELETE)
         if training.exists:
             assert len(training.api.pods) == (1 if state is one_has_ended else 0)
             assert wants_suspension(training.job) is (state is two_run)
@@ -165,7 +165,7 @@ async def test_release_without_verify_returns_at_once() -> None:
         training.start(grace=20)
         done = await release_job(api, training.ref, verify=False)
         assert "deleted. 1 GPU will be released when 1 pod terminates." in done.text
-        assert not done.job_gone
+        assert done.job_deleted, "the API server has accepted it"
         assert training.holding
         assert "foregroundDeletion" in training.job["metadata"]["finalizers"], "the job stays until its pods are gone"
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import TaskInstanceState
 
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIES_STATE
 from airflow_provider_ktrain.core.reporting.summary import MAX_BYTES
-from airflow_provider_ktrain.exceptions import TrainingClusterError, TrainingConfigurationError, TrainingUserCodeError
+from airflow_provider_ktrain.exceptions import (
+    TrainingClusterError,
+    TrainingConfigurationError,
+    TrainingKilledError,
+    TrainingUserCodeError,
+)
 from airflow_provider_ktrain.plugin.views import training_view
-from tests.operators.task_instance import Instance
+from tests.operators.task_instance import TRAINS, Instance, Supervisor, supervised
 from tests.operators.virtual_instance import VirtualInstance
 from tests.plugin.test_views import record
 
@@ -138,6 +145,54 @@ def test_try_that_has_no_job_has_a_cause(instance: Instance, monkeypatch: pytest
     with pytest.raises(TrainingClusterError):
         instance.execute(kubernetes_conn_id="nowhere")
     assert summary_of(instance)["category"] == "cluster"
+
+
+def shown_page(instance: Instance) -> SimpleNamespace:
+    """The page of the first try, whose task has failed."""
+    assert instance.ti is not None
+    status, stored = instance.ti.xcoms[STATUS_XCOM], instance.store.get(TRIES_STATE, {})
+    return training_view(record("failed", try_number=1), status, stored, with_logs=True, now=1.0)
+
+
+def is_running(instance: Instance) -> bool:
+    """Whether the page shows so."""
+    return instance.ti is not None and instance.ti.xcoms.get(STATUS_XCOM, {}).get("phase") == "Running"
+
+
+@pytest.mark.embedded("kills at a moment of virtual time")
+@pytest.mark.parametrize("keeps", [False, True], ids=["deleted", "suspended"])
+def test_page_of_a_kill_in_a_worker_has_the_cause(instance: VirtualInstance, keeps: bool) -> None:
+    action = "keep_job" if keeps else "delete_job"
+    instance.kill_when(lambda: is_running(instance))
+    with supervised(Supervisor(TaskInstanceState.FAILED)), pytest.raises(TrainingKilledError):
+        instance.execute(command=TRAINS, deferrable=False, on_finish_action=action)
+    assert instance.ti is not None
+    status, shown = instance.ti.xcoms[STATUS_XCOM], shown_page(instance)
+    assert status["ended"]
+    assert status["job_deleted"] is not keeps
+    assert status["job"]["name"] == instance.job_name
+    assert status["cause"]["summary"] == shown.cause["summary"] == summary_of(instance)["cause"]
+    assert status["cause"]["category"] == "killed"
+    assert [name for name, _ in status["phases"]][-1] == "Running"
+    assert not shown.notes
+    assert bool(shown.commands) is keeps
+    assert not any("delete" in command for command in shown.commands)
+    usage = summary_of(instance)["usage"]
+    assert usage["at_least"]
+    assert usage["held"] == pytest.approx(status["usage"]["held"], abs=0.1)
+
+
+@pytest.mark.embedded("kills at a moment of virtual time")
+def test_page_of_a_stopped_worker_says_that_the_job_runs_on(instance: VirtualInstance) -> None:
+    instance.kill_when(lambda: is_running(instance))
+    with supervised(Supervisor(TaskInstanceState.RUNNING)), pytest.raises(TrainingKilledError):
+        instance.execute(command=TRAINS, deferrable=False, retries=1)
+    assert len(instance.jobs()) == 1
+    (one,) = instance.store[TRIES_STATE]["tries"]
+    assert not one["usage"], "the next try counts all that the job has used"
+    assert "may still hold GPUs" in shown_page(instance).notes[0]
+    assert shown_page(instance).commands[0].startswith("kubectl delete ")
+    assert shown_page(instance).cause["category"] == "killed"
 
 
 def test_success_that_could_not_be_stored_is_a_failure_with_a_cause(instance: Instance) -> None:

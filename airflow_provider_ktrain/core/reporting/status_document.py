@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_ktrain.core.formats import VERSION, json_size
+from airflow_provider_ktrain.core.formats import VERSION, json_size, larger_usage
 from airflow_provider_ktrain.core.kinds import Kind
 from airflow_provider_ktrain.core.state.accelerators import GPU, Amounts, described, stored
 from airflow_provider_ktrain.core.state.pods.devices import amounts_of
@@ -124,6 +124,19 @@ class TrainingStatus:
         if len(rows) > MAX_REPLICAS:
             rows = [row for row in rows if row[-2] not in FINE or row[-1]]
         return [[*row[:4], _cell(row[4]), *row[5:]] for row in rows]
+
+
+def with_earlier(status: Mapping[str, Any], before: Mapping[str, Any], try_number: int) -> dict[str, Any]:
+    """The last status of a killed try.
+
+    Fields that only following shows, and that it lacks, keep the values of what an earlier process of the same try has
+    stored.
+    """
+    if before.get("try_number") != try_number:
+        return dict(status)
+    kept = {} if "phases" in status else before
+    whole = {**kept, **status, "usage": larger_usage(before.get("usage"), status.get("usage"))}
+    return {**whole, **({"series": {}} if json_size(whole) > MAX_BYTES else {})}
 
 
 def _short_cause(cause: Mapping[str, Any], chars: int) -> dict[str, Any]:
