@@ -70,6 +70,16 @@ class WorkerHost:
         """What the next process needs to know."""
         return self._training.handover
 
+    @property
+    def has_left_job(self) -> bool:
+        """After its end: whether a job may still hold accelerators, because it exists, or may exist, unreleased."""
+        return self._training.job.is_left
+
+    @property
+    def has_deleted_job(self) -> bool:
+        """Whether it has deleted its job."""
+        return self._training.job.is_deleted
+
     def __enter__(self) -> Self:
         return self
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
@@ -22,7 +22,6 @@ from airflow_provider_ktrain.exceptions import (
     TrainingClusterError,
     TrainingConfigurationError,
     TrainingJobError,
-    TrainingKilledError,
     TrainingSupersededError,
     airflow_error,
 )
@@ -97,44 +96,56 @@ def _push(context: Context, before: Mapping[str, Any], **changes: Any) -> None:
 
 
 @contextlib.contextmanager
-def explained(context: Context, log: Any) -> Iterator[None]:
+def explained(
+    context: Context, log: Any, job_end: Callable[[], tuple[bool, bool]] = lambda: (False, False)
+) -> Iterator[None]:
     """Store the error of the body as the cause of the try, unless an outcome has stored one.
 
-    It must not delay or hide how the try ends: what can't be stored is logged, and a kill stores nothing.
+    It must not delay or hide how the try ends: what can't be stored is logged, and a SIGTERM whose release has not been
+    decided stores nothing.
+
+    :param job_end: returns whether a job of this try, if it has submitted one, may still hold accelerators, and whether
+        it was deleted. Default: there is none.
     """
     try:
         yield
-    except (TrainingKilledError, TrainingSupersededError, AirflowSkipException):
+    except (TrainingSupersededError, AirflowSkipException):
         raise
     except Exception as e:
         try:
-            _explain(context, e)
+            _explain(context, e, *job_end())
         except Exception as failure:
             log.warning("The cause could not be stored in Airflow.\n%s: %s", type(failure).__name__, failure)
         raise
 
 
-def _explain(context: Context, raised: Exception) -> None:
+def _explain(context: Context, raised: Exception, is_left: bool, is_deleted: bool) -> None:
     ti = context["ti"]
     status, before = (mapping(compat.own_xcom(ti, key)) for key in (STATUS_XCOM, SUMMARY_XCOM))
-    if status.get("cause"):
+    numbers = {one.get("try_number", ti.try_number) for one in (status, before)}
+    if status.get("cause") or numbers != {ti.try_number}:  # after a kill, the next try may have begun
         return
     error = airflow_error(raised) if isinstance(raised, KtrainError) else raised
     text = masked(str(error) if isinstance(error, TrainingJobError) else f"{type(error).__name__}: {error}")
     now = round(timing.epoch(), 1)
     head, _, detail = text.partition("\n")
     cause = {"category": _category(error), "summary": head[:500], "detail": detail[:1500]}
-    has_submitted = bool(before or compat.own_xcom(ti, "job"))  # either one may be missing: Airflow rejected it
+    job = mapping(compat.own_xcom(ti, "job")) or mapping(before.get("job"))
+    has_submitted = bool(before or job)  # either one may be missing: Airflow rejected it
     known = {} if has_submitted else {"usage": NO_USAGE.as_dict()}
-    stored = {"version": VERSION, "try_number": ti.try_number, "host": "worker", **known, **status}
-    compat.push(context, STATUS_XCOM, {**stored, "written_at": now, "ended": True, "cause": cause})
+    of_job = {name: str(value) for name, value in job.items() if name != "cluster"}
+    first = {"version": VERSION, "try_number": ti.try_number, "host": "worker", **known}
+    shown = {**first, **({"job": of_job} if job and (is_left or is_deleted) else {}), **status}
+    ended = bool(status.get("ended")) or not (has_submitted and is_left)
+    last = {"written_at": now, "ended": ended, "job_deleted": is_deleted, "cause": cause}
+    compat.push(context, STATUS_XCOM, {**shown, **last})
     task_store.write_try(context, cause=head[:500], **known)
-    ended: dict[str, Any] = {"state": "failed", "cause": head, "category": cause["category"], "ended": now}
+    changes: dict[str, Any] = {"state": "failed", "cause": head, "category": cause["category"], "ended": now}
     if known:
-        ended["usage"] = task_store.read_total_usage(context, known["usage"])
+        changes["usage"] = task_store.read_total_usage(context, known["usage"])
     elif before.get("state") == "running":
-        ended["usage"] = {**mapping(before.get("usage")), "at_least": True}
-    _push(context, before, try_number=ti.try_number, **ended)
+        changes["usage"] = {**mapping(before.get("usage")), "at_least": True}
+    _push(context, before, try_number=ti.try_number, **changes)
 
 
 def _category(error: Exception) -> str:

@@ -64,6 +64,7 @@ class TaskRun:
         #: When this process ends the training, before Airflow would. It counts from the start of `execute` or a resume.
         self._deadline = math.inf if seconds is None else self._loop.epoch() + seconds
         self._killed = False
+        self._end_of_job: tuple[bool, bool] | None = None  # `_job_end` of a training that has an outcome
         self._repeats_lines = False  # whether only a trigger has logged how the training went on after the deferral
         # what this process knows about the training, for OpenLineage; a deferral ends the process
         self.job: Mapping[str, str] = {}  #: The XCom `job`, if this process has pushed it.
@@ -90,7 +91,7 @@ class TaskRun:
 
     def execute(self) -> Any:
         """Submit or adopt the job, then follow it: to its end, or for some seconds before the task defers."""
-        with summaries.explained(self._context, self._log):
+        with summaries.explained(self._context, self._log, self._job_end):
             return self._execute()
 
     def _execute(self) -> Any:
@@ -121,6 +122,12 @@ class TaskRun:
             if outcome is not None:
                 return self._finish(outcome, host)
             self._defer(self._deferral(submitted.ref, options, host.handover), host)
+
+    def _job_end(self) -> tuple[bool, bool]:
+        """Whether a job of this try may still hold accelerators, and whether this process has deleted it."""
+        if self._end_of_job is not None:
+            return self._end_of_job
+        return (True, False) if self._host is None else (self._host.has_left_job, self._host.has_deleted_job)
 
     def _in_this_process(self, options: Options) -> Options:
         """The options with the deadline of this process. It comes before the job's after a slow submission."""
@@ -175,7 +182,7 @@ class TaskRun:
 
     def resume(self, event: Mapping[str, Any]) -> Any:
         """Return the result, raise the cause, or follow the job if its trigger failed."""
-        with summaries.explained(self._context, self._log):
+        with summaries.explained(self._context, self._log, self._job_end):
             ended = read_event(event)
             if not isinstance(ended, Outcome):
                 return self._follow_in_worker(ended)
@@ -189,7 +196,7 @@ class TaskRun:
         :param otherwise: what Airflow does; called after a timeout if this try has no job.
         """
         reason = compat.trigger_failure(next_kwargs)
-        with summaries.explained(self._context, self._log):
+        with summaries.explained(self._context, self._log, self._job_end):
             if reason is None:
                 found = self._deferral_of_this_try()
                 return otherwise() if found is None else self._end_after_deferral(found[0])
@@ -316,6 +323,7 @@ class TaskRun:
         :param host: which has followed it in this process. Default: None, another process did.
         """
         context, stored = self._context, False
+        self._end_of_job = _is_left(outcome), False
         outcome = self._judged(outcome)
         with self._only_logged("The outcome could not be stored in the task store."):
             stored = outcome.superseded or task_store.write_outcome(context, outcome)
@@ -351,6 +359,7 @@ class TaskRun:
         self.outcome = outcome = operator._with_fit_result(outcome)
         if outcome.superseded:
             raise TrainingSupersededError("another try of this task now owns the job; this try deletes nothing")
+        self._end_of_job = _is_left(outcome), False
         used: dict[str, Any] = {}
         is_stored = event is not Event.OUTCOME_NOT_STORED
         deletes = is_stored and OnFinishAction.of(operator.on_finish_action).deletes(succeeded=outcome.succeeded)
@@ -386,6 +395,7 @@ class TaskRun:
         elif outcome.unreleased:
             unreleased = self._release_ended_job(JobRef.from_dict(outcome.unreleased), Event.KEPT_UNRELEASED, host)
         if outcome.kept or outcome.unreleased:
+            self._end_of_job = bool(unreleased), deletes
             with self._only_logged("The training page doesn't show what has become of the job."):
                 ended = task_outputs.with_job_end(outcome, context, deleted=deletes, freed=not unreleased)
                 if ended.status != outcome.status:
@@ -447,3 +457,8 @@ class TaskRun:
         elif error and event is not Event.OUTCOME_NOT_STORED:
             self._log.warning("The job could not be deleted. To delete it, run: %s", job.delete_command)
         return error
+
+
+def _is_left(outcome: Outcome) -> bool:
+    """Whether the job may hold accelerators: its release failed, or a killed worker has left it to a retry."""
+    return bool(outcome.release_error) or outcome.status.get("ended") is False

@@ -182,10 +182,13 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str
         notes.append("The data is old. The triggerer or worker that follows the job may be gone, or is overloaded.")
     if record.state not in (*ACTIVE_STATES, *WAITING_STATES) and not read.get("ended"):
         ended = f" at {clock(record.ended_at)}" if record.ended_at else ""
+        why = "and its job was not released."
+        if "job_deleted" not in read:  # which each last status has
+            why = "but its last status could not be stored: it was killed, or its worker was lost. The page shows the "
+            why += "status before that."
         notes.append(
-            f"The try ended{ended} ({_state_words(record)}), but its last status could not be stored: it was killed, "
-            "or its worker was lost. The page shows the status before that. Its job may still hold GPUs: the first "
-            "command ends it."
+            f"The try ended{ended} ({_state_words(record)}), {why} Its job may still hold GPUs: the first command ends "
+            "it."
         )
     return notes
 

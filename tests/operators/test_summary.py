@@ -195,6 +195,63 @@ def test_page_of_a_stopped_worker_says_that_the_job_runs_on(instance: VirtualIns
     assert shown_page(instance).cause["category"] == "killed"
 
 
+@pytest.mark.embedded("kills at a moment of virtual time")
+def test_page_of_a_kill_before_the_job_was_read_keeps_what_was_known(instance: VirtualInstance) -> None:
+    """After a failure of the trigger; no answer comes before the worker has to end."""
+    instance.execute(command=TRAINS)
+    assert instance.ti is not None
+    before = instance.ti.xcoms[STATUS_XCOM]
+    instance.api.slow("before", 500.0)
+    instance.on_interrupt(lambda: instance.operator.on_kill() if instance.operator is not None else None)
+    instance.world.after(5.0, instance.interrupt)
+    with supervised(Supervisor(TaskInstanceState.FAILED)), pytest.raises(TrainingKilledError):
+        instance.fail("Trigger failure")
+    status = instance.ti.xcoms[STATUS_XCOM]
+    assert {name: status[name] for name in ("job", "phases", "replicas")} == {
+        name: before[name] for name in ("job", "phases", "replicas")
+    }
+    assert not status["ended"]
+    assert status["cause"]["category"] == "killed"
+    assert "its job was not released" in shown_page(instance).notes[0]
+    assert shown_page(instance).commands[0].startswith("kubectl delete ")
+
+
+@pytest.mark.embedded("kills at a moment of virtual time")
+def test_page_of_a_kill_during_the_submission_has_the_cause(instance: VirtualInstance) -> None:
+    instance.kill_when(instance.jobs)
+    instance.api.slow("after POST", 1.0)
+    with supervised(Supervisor(TaskInstanceState.FAILED)), pytest.raises(TrainingKilledError):
+        instance.execute(command=TRAINS, deferrable=False)
+    assert all("deletionTimestamp" in job["metadata"] for job in instance.jobs())
+    shown = shown_page(instance)
+    assert shown.cause["category"] == summary_of(instance)["category"] == "killed"
+    assert not shown.notes
+    assert not shown.commands
+
+
+@pytest.mark.embedded("sets fault switches")
+def test_page_of_an_error_says_that_the_job_may_hold_gpus(instance: VirtualInstance) -> None:
+    instance.when(instance.jobs, lambda: instance.api.refuse(403))
+    with pytest.raises(TrainingClusterError, match="403"):
+        instance.execute(command=TRAINS, deferrable=False)
+    (job,) = instance.jobs()
+    assert "deletionTimestamp" not in job["metadata"]
+    shown = shown_page(instance)
+    assert "may still hold GPUs" in shown.notes[0]
+    assert shown.commands[0].startswith(f"kubectl delete pytorchjobs.kubeflow.org {instance.job_name} ")
+    assert shown.cause["category"] == "cluster"
+
+
+@pytest.mark.embedded("sets fault switches")
+def test_page_of_a_refused_job_does_not_say_that_it_holds_gpus(instance: VirtualInstance) -> None:
+    instance.api.fail("POST", "/pytorchjobs", 422)
+    with pytest.raises(TrainingConfigurationError):
+        instance.execute(command=TRAINS, deferrable=False)
+    assert not instance.jobs()
+    assert not shown_page(instance).notes
+    assert shown_page(instance).cause["category"] == "configuration"
+
+
 def test_success_that_could_not_be_stored_is_a_failure_with_a_cause(instance: Instance) -> None:
     with pytest.raises(ConnectionError):
         instance.execute(command=GOOD, deferrable=False, refuses="return_value")
