@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.diagnosis.model import Category
@@ -111,7 +111,7 @@ def explained(
         yield
     except (TrainingSupersededError, AirflowSkipException):
         raise
-    except Exception as e:
+    except (Exception, AirflowTaskTimeout) as e:
         try:
             _explain(context, e, *job_end())
         except Exception as failure:
@@ -119,7 +119,7 @@ def explained(
         raise
 
 
-def _explain(context: Context, raised: Exception, is_left: bool, is_deleted: bool) -> None:
+def _explain(context: Context, raised: BaseException, is_left: bool, is_deleted: bool) -> None:
     ti = context["ti"]
     status, before = (mapping(compat.own_xcom(ti, key)) for key in (STATUS_XCOM, SUMMARY_XCOM))
     numbers = {one.get("try_number", ti.try_number) for one in (status, before)}
@@ -127,6 +127,8 @@ def _explain(context: Context, raised: Exception, is_left: bool, is_deleted: boo
         return
     error = airflow_error(raised) if isinstance(raised, KtrainError) else raised
     text = masked(str(error) if isinstance(error, TrainingJobError) else f"{type(error).__name__}: {error}")
+    if isinstance(error, AirflowTaskTimeout):
+        text = "The task did not finish within its execution_timeout."
     now = round(timing.epoch(), 1)
     head, _, detail = text.partition("\n")
     cause = {"category": _category(error), "summary": head[:500], "detail": detail[:1500]}
@@ -148,9 +150,11 @@ def _explain(context: Context, raised: Exception, is_left: bool, is_deleted: boo
     _push(context, before, try_number=ti.try_number, **changes)
 
 
-def _category(error: Exception) -> str:
+def _category(error: BaseException) -> str:
     if isinstance(error, TrainingConfigurationError):
         return CONFIGURATION
     if isinstance(error, TrainingClusterError):
         return CLUSTER
+    if isinstance(error, AirflowTaskTimeout):
+        return Category.TIMEOUT.value
     return next((c.value for c, of in BY_CATEGORY.items() if isinstance(error, of)), Category.UNKNOWN.value)

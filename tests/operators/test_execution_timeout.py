@@ -14,7 +14,7 @@ from tests.operators.virtual_instance import VirtualInstance
 pytestmark = pytest.mark.embedded("needs the scripted API server")
 
 
-def _time_out_after(instance: VirtualInstance, seconds: float) -> None:
+def time_out_after(instance: VirtualInstance, seconds: float) -> None:
     """End `execute` as Airflow does."""
 
     def time_out() -> None:
@@ -28,7 +28,7 @@ def _time_out_after(instance: VirtualInstance, seconds: float) -> None:
 def test_slow_submission_does_not_hide_the_cause(instance: VirtualInstance, retries: int) -> None:
     """The worker ends the training before Airflow would, although the job's own deadline comes later."""
     instance.api.slow("before GET /apis/kubeflow.org/v1$", 5.0)
-    _time_out_after(instance, 20.0)
+    time_out_after(instance, 20.0)
     with pytest.raises(TrainingTimeoutError) as caught:
         instance.execute(
             command=TRAINS, deferrable=False, retries=retries, execution_timeout=datetime.timedelta(seconds=20)

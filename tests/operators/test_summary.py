@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk import TaskInstanceState
+from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIES_STATE
 from airflow_provider_ktrain.core.reporting.summary import MAX_BYTES
@@ -19,6 +21,7 @@ from airflow_provider_ktrain.exceptions import (
 )
 from airflow_provider_ktrain.plugin.views import training_view
 from tests.operators.task_instance import TRAINS, Instance, Supervisor, supervised
+from tests.operators.test_execution_timeout import time_out_after
 from tests.operators.virtual_instance import VirtualInstance
 from tests.plugin.test_views import record
 
@@ -250,6 +253,22 @@ def test_page_of_a_refused_job_does_not_say_that_it_holds_gpus(instance: Virtual
     assert not instance.jobs()
     assert not shown_page(instance).notes
     assert shown_page(instance).cause["category"] == "configuration"
+
+
+@pytest.mark.embedded("needs the scripted API server")
+@pytest.mark.parametrize("answers", [True, False], ids=["before the submission", "no answer to the release"])
+def test_page_of_a_timeout_of_airflow_has_the_cause(instance: VirtualInstance, answers: bool) -> None:
+    if answers:
+        instance.api.slow("before GET /apis/kubeflow.org/v1$", 50.0)
+    else:
+        instance.when(instance.jobs, lambda: instance.api.slow("before", 500.0))
+    time_out_after(instance, 20.0)
+    with pytest.raises(AirflowTaskTimeout):
+        instance.execute(command=TRAINS, deferrable=False, execution_timeout=datetime.timedelta(seconds=20))
+    shown = shown_page(instance)
+    assert shown.cause["category"] == summary_of(instance)["category"] == "timeout"
+    assert shown.cause["summary"] == "The task did not finish within its execution_timeout."
+    assert bool(shown.notes) is bool(instance.jobs()) is not answers
 
 
 def test_success_that_could_not_be_stored_is_a_failure_with_a_cause(instance: Instance) -> None:
