@@ -68,10 +68,14 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
         if problems:
             raise ValueError(f"{self.custom_operator_name}: " + "; ".join(problems))
 
+    def function_arguments(self) -> Mapping[str, Any]:
+        """The arguments that the task gives the function, by the names of its parameters."""
+        return inspect.signature(self.python_callable).bind_partial(*self.op_args, **self.op_kwargs).arguments
+
     def _context_problems(self) -> Iterator[str]:
         """Parameters that an ordinary `@task` gets from Airflow's context, which is not available in a pod."""
         name, signature = self.python_callable.__name__, inspect.signature(self.python_callable)
-        given = signature.bind_partial(*self.op_args, **self.op_kwargs).arguments
+        given = self.function_arguments()
         for parameter in signature.parameters.values():
             if parameter.name in given:
                 continue

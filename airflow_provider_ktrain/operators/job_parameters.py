@@ -383,6 +383,10 @@ class JobParameters(ParseChecks, compat.StorableLog, BaseOperator):
             return False
         return True
 
+    def function_arguments(self) -> Mapping[str, Any]:
+        """The arguments of the function that is the program, by name; none if the program is not a function."""
+        return {}
+
     def _options(self, job: Mapping[str, Any]) -> Options:
         """How the job is followed."""
         from airflow_provider_ktrain.core.manifest.deadline import deadline_of

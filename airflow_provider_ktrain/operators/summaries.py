@@ -41,7 +41,6 @@ def push_begun(operator: JobParameters, context: Context, job: Mapping[str, str]
     :param checkpoint: its checkpoint directory; empty if it has none.
     """
     words = [*_words(operator.command), *_words(operator.args)]
-    arguments = mapping(getattr(operator, "op_kwargs", None))
     _push(
         context,
         {},
@@ -50,7 +49,7 @@ def push_begun(operator: JobParameters, context: Context, job: Mapping[str, str]
         job=dict(job),
         started=round(timing.epoch(), 1),
         usage=task_store.read_total_usage(context, None),
-        parameters=parameters_of(words, mapping(operator.env), arguments, compat.hides),
+        parameters=parameters_of(words, mapping(operator.env), operator.function_arguments(), compat.hides),
         checkpoint=checkpoint,
     )
 

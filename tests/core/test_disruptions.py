@@ -24,6 +24,7 @@ from airflow_provider_ktrain.core.state.pods.pod_state import SILENT, state_of_p
 from airflow_provider_ktrain.core.state.pods.replica_status import replica_status
 from airflow_provider_ktrain.core.state.pods.stopped_pods import (
     STOPPED_PODS_ANNOTATION,
+    StoppedPod,
     annotated_stopped_pods,
     annotation_of_proof,
     ends_in_events,
@@ -375,6 +376,12 @@ def pod_event(
 
 
 STARTED, KILLED = ("Started", "14:34:59", "a"), ("Killing", "14:35:23", "a")
+STOPPED_LAUNCHER = "Launcher ended with exit code 0 after it was stopped on node-1"
+
+
+def texts_of(ends: Mapping[Any, StoppedPod | None]) -> dict[Any, str]:
+    """The text of each stop; empty for a replica that ended by itself."""
+    return {replica: stop.text if stop else "" for replica, stop in ends.items()}
 
 
 @pytest.mark.parametrize(
@@ -400,9 +407,8 @@ def test_events_show_how_an_unseen_pod_ended(events: Sequence[tuple[str, ...]], 
     """Times and names of recording 100b-mpi-evicted-exit-0-launcher, whose job ended at 14:35:28."""
     job = at_the_end("100b-mpi-evicted-exit-0-launcher").job
     listed = [pod_event(*event) for event in events]
-    texts = {"stopped": "Launcher ended with exit code 0 after it was stopped on node-1", "by itself": ""}
-    expected = {} if ended is None else {("Launcher", 0): texts[ended]}
-    assert ends_in_events(MPIJOB, job, listed, [("Launcher", 0)]) == expected
+    expected = {} if ended is None else {("Launcher", 0): STOPPED_LAUNCHER if ended == "stopped" else ""}
+    assert texts_of(ends_in_events(MPIJOB, job, listed, [("Launcher", 0)])) == expected
 
 
 @pytest.mark.parametrize(
@@ -420,8 +426,8 @@ def test_events_before_a_resumption_in_the_same_second_show_no_end(
     resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-23T14:35:23Z"}
     job["status"]["conditions"].append(resumed)
     found = ends_in_events(MPIJOB, job, [pod_event(*event) for event in events], [("Launcher", 0)])
-    texts = {"stopped": "Launcher ended with exit code 0 after it was stopped on node-1", "": ""}
-    assert found == ({} if ended is None else {("Launcher", 0): texts[ended]})
+    expected = {} if ended is None else {("Launcher", 0): STOPPED_LAUNCHER if ended else ""}
+    assert texts_of(found) == expected
 
 
 @pytest.mark.parametrize("node", ["ahead", "behind"])
@@ -435,11 +441,25 @@ def test_clock_of_the_node_hides_no_stop(node: str) -> None:
     assert ends_in_events(MPIJOB, job, listed, [("Launcher", 0)])["Launcher", 0]
 
 
-def test_stop_that_is_reported_late_counts() -> None:
+@pytest.mark.parametrize(
+    ("killed", "posted", "first", "at"),
+    [
+        ("14:35:23", "14:35:58", "", "14:35:23"),  # posted late
+        ("14:35:26", "14:35:58", "14:35:23", "14:35:23"),  # and repeated before
+        ("14:35:28", "14:35:23", "", "14:35:23"),  # repeated since
+    ],
+)
+def test_stop_that_is_reported_late_or_repeatedly_has_its_first_time(
+    killed: str, posted: str, first: str, at: str
+) -> None:
     """The kubelet posts an event again while the API server is away. Nobody stops a container that has ended."""
     job = at_the_end("100b-mpi-evicted-exit-0-launcher").job
-    listed = [pod_event(*STARTED), pod_event(*KILLED, posted="14:35:58")]
-    assert ends_in_events(MPIJOB, job, listed, [("Launcher", 0)])["Launcher", 0]
+    event = pod_event("Killing", killed, "a", posted=posted) | (
+        {"firstTimestamp": f"2026-11-23T{first}Z"} if first else {}
+    )
+    stop = ends_in_events(MPIJOB, job, [pod_event(*STARTED), event], [("Launcher", 0)])["Launcher", 0]
+    assert stop is not None
+    assert stop.at == epoch_seconds(f"2026-11-23T{at}Z")
 
 
 def test_suffix_of_a_launcher_may_have_digits_only() -> None:
@@ -486,8 +506,8 @@ def test_events_of_an_elastic_job_never_show_that_a_worker_has_completed(
             stamp = f"2026-01-01T{time}Z"
             listed[-1] |= {"lastTimestamp": stamp, "metadata": {"creationTimestamp": stamp}}
     lost = {("Worker", 0), ("Worker", 1)}
-    for replica, text in ends_in_events(kind_of("PyTorchJob"), job, listed, lost).items():
-        history.record_end(replica, text)
+    for replica, stop in ends_in_events(kind_of("PyTorchJob"), job, listed, lost).items():
+        history.record_end(replica, stop)
     ends = history.ends(job, lost)
     assert ends.unknown == ({("Worker", 1)} if stopped else lost), "so the success counts, with a warning"
 

@@ -162,6 +162,17 @@ def test_time_of_a_refusal_begins_with_its_first_event(name: str) -> None:
     assert [given_up(seen, [], late, seconds) for seconds in (7201, 7259, 7260)] == [False, False, True]
 
 
+@pytest.mark.parametrize(("seconds", "ends"), [(-1, True), (0, False), (1, False)])
+def test_creation_in_the_second_of_a_refusal_ends_it(seconds: float, ends: bool) -> None:
+    """Two events of one second have no order."""
+    refused = event("injected sidecar") | {"lastTimestamp": at(10)}
+    made = {
+        "type": "Normal", "reason": "SuccessfulCreatePod", "message": "Created pod: train-worker-0",
+        "lastTimestamp": at(10 + seconds),
+    }  # fmt: skip
+    assert given_up(job("PyTorchJob", CREATED), [], [refused, made], 60) is ends
+
+
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("reason", ["PyTorchJobSuspended", "JobSuspended"])
 def test_refusal_never_ends_a_job_that_was_evicted(name: str, reason: str) -> None:

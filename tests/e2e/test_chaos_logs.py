@@ -117,11 +117,12 @@ def trigger_logs(storage: s3.S3, stage: Stage) -> str:
 
 
 def test_deferred_log_is_live_and_complete(begin: Begin, storage: s3.S3) -> None:
-    stage = begin("chaos_logs", lines=EARLY, seconds=90)
+    stage = begin("chaos_logs", lines=EARLY, seconds=600)
     stage.wait_state("deferred")
     stage.wait_line("Log lines from the trigger appear here when the trigger ends")  # the worker uploads its log later
     stage.wait_line(f"[Worker 0] line {EARLY + 10}")
     stage.wait_state("deferred", timeout=0)
+    stage.finish()
     check_end(stage, "success")
     check_log(stage)
     assert "on 2 GPUs" in trigger_logs(storage, stage), "who follows the job logs its summary"

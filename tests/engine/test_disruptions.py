@@ -405,6 +405,23 @@ async def test_events_show_what_no_process_has_seen(name: str, pod: str, contain
             )
 
 
+@pytest.mark.parametrize(("printed", "is_complete"), [("14:35:05", True), ("14:35:09", False)])
+async def test_result_before_a_stop_that_only_events_show_proves_the_training(printed: str, is_complete: bool) -> None:
+    """The process before has read the result, and nobody has seen the end. Two clocks may be 5 s apart."""
+    async with replaying("100b-mpi-evicted-exit-0-launcher") as (training, recorded):
+        recorded.go(lambda change: runs(change) and "launcher" in change["object"]["metadata"]["name"])
+        (pod,) = (name for name in running_pods(training) if "launcher" in name)
+        training.api.log(pod).write(f"2026-11-23T{printed}Z", RESULT)
+        handover = await training.hand_over(5, OPTIONS)
+        assert handover.result_line == RESULT
+        recorded.go()
+        remove_pods(training)
+        training.api.expire()
+        for reason, at in (("Started", "14:34:59"), ("Killing", "14:35:11")):
+            kubelet_event(training, f"{NAME}-launcher-29nzj", "mpi-launcher", reason, f"2026-11-23T{at}Z")
+        assert (await training.follow(OPTIONS, handover)).succeeded is is_complete
+
+
 @pytest.mark.parametrize(("status", "asked"), [(403, 1), (503, 1), (500, math.inf), (503, math.inf)])
 async def test_events_that_cannot_be_read_leave_the_success(
     status: int, asked: float, monkeypatch: pytest.MonkeyPatch

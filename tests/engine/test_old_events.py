@@ -10,6 +10,7 @@ import math
 import pytest
 
 from airflow_provider_ktrain.core.kinds import MPIJOB, PYTORCHJOB, TRAINJOB, Kind
+from airflow_provider_ktrain.engine.follow.deferral import Handover
 from airflow_provider_ktrain.engine.follow.options import Options
 from airflow_provider_ktrain.engine.follow.outcome import Outcome
 from tests.apiserver import NAMESPACE, Object, Request, Response, stamp
@@ -74,9 +75,9 @@ def pod_event(training: Staged, reason: str, *, ago: float) -> None:
     )  # fmt: skip
 
 
-async def followed(training: Staged, seconds: float = 600.0) -> Outcome | None:
+async def followed(training: Staged, seconds: float = 600.0, handover: Handover | None = None) -> Outcome | None:
     """The outcome; None if the training isn't ended for so many seconds."""
-    following = asyncio.ensure_future(training.follow(Options(drain_timeout=0.5)))
+    following = asyncio.ensure_future(training.follow(Options(drain_timeout=0.5), handover))
     done, _ = await asyncio.wait([following], timeout=seconds)
     if done:
         return following.result()
@@ -174,15 +175,21 @@ async def test_refused_service_that_exists_keeps_the_job() -> None:
         assert await followed(training) is None
 
 
-async def test_refusal_of_an_earlier_specification_keeps_the_job() -> None:
+@pytest.mark.parametrize("is_followed", [True, False], ids=["while it is followed", "between two processes"])
+async def test_refusal_of_an_earlier_specification_keeps_the_job(is_followed: bool) -> None:
+    def specify(generation: int) -> None:
+        training.api.change(training.kind.plural, NAME, lambda job: job["metadata"].update(generation=generation))
+
     async with staged(MPIJOB, since=200.0) as training:
         training.condition("Created")
         report(training, "MPIJobFailedValidation", "Master ReplicaSpec must be present", first=20, last=20)
-        training.api.change(training.kind.plural, NAME, lambda job: job["metadata"].update(generation=1))
-        training.after(
-            20.0, training.api.change, training.kind.plural, NAME, lambda job: job["metadata"].update(generation=2)
-        )
-        assert await followed(training) is None
+        specify(1)
+        training.after(20.0, specify, 2)
+        handover = None
+        if not is_followed:
+            handover = await training.hand_over(10.0)
+            await asyncio.sleep(20.0)
+        assert await followed(training, handover=handover) is None
 
 
 @pytest.mark.parametrize("what", ["/events.*fieldSelector", "/services/"])

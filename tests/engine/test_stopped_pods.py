@@ -33,6 +33,21 @@ def remove(training: Staged, code: int = 0) -> None:
     training.api.remove("pods", training.pod_name())
 
 
+@pytest.mark.parametrize("is_elastic", [False, True])
+async def test_end_of_a_primary_that_runs_on_after_the_success_is_not_known(is_elastic: bool) -> None:
+    """Another pod has succeeded, which nobody has seen. An elastic job succeeds with its first Worker."""
+    async with staged() as training:
+        if is_elastic:
+            training.spec(elasticPolicy={"maxReplicas": 2})
+            training.pod(1)
+            training.after(10, training.pod, 1, "Succeeded")
+        training.start()
+        training.after(10, training.ended)
+        outcome = await training.follow(OPTIONS)
+        assert outcome.succeeded
+        assert ("their end was not observed" in str(training.log)) is not is_elastic
+
+
 @pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=lambda kind: kind.name)
 async def test_pod_that_replaced_a_failed_one_while_nobody_followed_was_stopped(kind: Kind) -> None:
     """The changes of the last pod decide, not those of the one before."""

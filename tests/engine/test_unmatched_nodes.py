@@ -12,8 +12,9 @@ from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.follow import startup
 from airflow_provider_ktrain.engine.follow.deferral import Handover
 from tests.apiserver import connected, stamp
-from tests.engine.staged import NAME, Staged, staged
+from tests.engine.staged import NAME, Memory, Staged, staged
 from tests.engine.tasks import follow
+from tests.until import until
 
 pytestmark = pytest.mark.virtual_time
 
@@ -46,8 +47,48 @@ async def test_job_that_no_node_can_take_is_given_up(what: dict[str, Any], text:
         outcome = await training.follow()
         assert text in (outcome.cause or {})["summary"]
         assert (outcome.cause or {})["category"] == "scheduling"
-        assert 600.0 <= training.decided_after < 1000.0, "ten minutes after a read that showed it, at the next look"
+        assert 600.0 <= training.decided_after < 620.0, "ten minutes after a read that showed it"
         assert not training.exists
+
+
+class Page(Memory):
+    """Keeps the limits of each status that is offered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[dict[str, Any]] = []
+
+    def offer(self, build: Any, *, urgent: bool) -> None:
+        self.limits += build()()["limits"]
+
+
+def claim_missing(training: Staged) -> None:
+    """The scheduler says so of a pod."""
+    training.condition("Created")
+    message = '0/4 nodes are available: persistentvolumeclaim "data" not found.'
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    training.api.change(
+        "pods", training.pod(0, "Pending", node=""), lambda pod: pod["status"].update(conditions=[condition])
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "seconds"), [(unmatched, "no matching node", 600.0), (claim_missing, "missing claim", 30.0)]
+)
+async def test_page_shows_when_such_a_job_is_given_up(
+    stage: Callable[[Staged], None], name: str, seconds: float
+) -> None:
+    async with staged() as training:
+        stage(training)
+        page = training.memory = Page()
+        following = asyncio.ensure_future(training.follow())
+        await until(lambda: page.limits)
+        (limit,) = page.limits
+        assert (limit["name"], limit["seconds"]) == (name, seconds)
+        left = limit["due"] - timing.epoch()
+        began = timing.now()
+        await following
+        assert left <= page.stored_at - began <= left + 5.0
 
 
 def without_right(training: Staged) -> None:
@@ -83,13 +124,13 @@ async def test_job_is_kept_where_it_is_not_certain_that_no_node_can_take_it(
 
 
 async def test_nodes_are_read_again_before_a_job_is_given_up() -> None:
-    """A node is added after they were read for another job, and before this job is given up, 915 s after its start."""
+    """A node is added after they were read for another job, and before this job is given up, 615 s after its start."""
     node = {"metadata": {"name": "node-2", "labels": {"pool": "a100"}}, "status": {"capacity": {}}}
     async with staged() as training, connected(training.url) as api:
         unmatched(training)
-        until = timing.now() + 1200.0
+        until = timing.now() + 900.0
         following = asyncio.ensure_future(follow(training.ref, api, log=training.log, until=until))
-        await asyncio.sleep(850.0)
+        await asyncio.sleep(550.0)
         assert await startup.read_nodes(api)
         training.api.put("nodes", node)
         assert isinstance(await following, Handover)

@@ -105,4 +105,5 @@ def test_function_becomes_a_task() -> None:
     task = dag.get_task("fine")
     assert isinstance(task, _PyTorchJobDecoratedOperator)
     assert (list(task.op_args), task.op_kwargs) == ([1], {"b": 5})
+    assert task.function_arguments() == {"a": 1, "b": 5}
     assert task.build_manifest(None)["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1

@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIES_STATE
 from airflow_provider_ktrain.core.reporting.summary import MAX_BYTES
+from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator
 from airflow_provider_ktrain.exceptions import (
     TrainingClusterError,
     TrainingConfigurationError,
@@ -57,6 +58,18 @@ def test_deferred_training_has_a_summary_before_and_after_its_end(instance: Inst
     assert {name: ended[name] for name in ("job", "parameters", "started")} == {
         name: begun[name] for name in ("job", "parameters", "started")
     }
+
+
+@pytest.mark.programs("runs a Python function")
+def test_arguments_of_a_function_are_parameters(instance: Instance) -> None:
+    def train(lr: float, *, token: str, layers: int = 2) -> None: ...
+
+    function: dict[str, Any] = {"operator": _PyTorchJobDecoratedOperator, "python_callable": train}
+    instance.execute(**function, op_args=[0.1], op_kwargs={"token": "hunter2"})
+    parameters = summary_of(instance)["parameters"]
+    assert {name: parameters.get(name) for name in ("lr", "token", "layers")} == {
+        "lr": "0.1", "token": "***", "layers": None
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("has_state", [True, False])

@@ -140,7 +140,7 @@ RULES = (
     ),
     _form(
         rf"\b(?:docker|podman|nerdctl|buildah|skopeo|helm|crane|oras)(?:{_WORD_END}[\w./-]{{1,64}}){{0,3}}?{_WORD_END}login\b"
-        rf"[^\n;|&]{{0,256}}?[\s\"']-p(?:=|{_WORD_END})", r"[^\s\"']+", "docker login -u me -p SECRET", "login",
+        rf"[^\n;|&]{{0,256}}?[\s\"']-p(?:=|{_WORD_END})?", r"[^\s\"']+", "docker login -u me -p SECRET", "login",
     ),
     _form(
         rf"\b(?:wandb{_WORD_END}login(?:{_WORD_END}--relogin)?|sshpass{_WORD_END}-p|redis-cli{_WORD_END}-a){_WORD_END}",

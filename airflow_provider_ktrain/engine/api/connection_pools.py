@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from airflow_provider_ktrain.core.errors import AccessError
+from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.engine.api.threads import in_thread
 
 if TYPE_CHECKING:
@@ -156,4 +157,4 @@ async def serves(connection: Connection, path: str, uid: str) -> bool:
             found = json.loads(await response.read()) if response.status == 200 else {}
     except (aiohttp.ClientError, OSError, ValueError):
         return False
-    return isinstance(found, dict) and (found.get("metadata") or {}).get("uid") == uid
+    return mapping(mapping(found).get("metadata")).get("uid") == uid

@@ -28,6 +28,7 @@ class Handover:
     handed_over_at: float = 0.0  #: Epoch seconds; 0 if unknown.
     training_metrics: dict[str, Any] = field(default_factory=dict)
     phases: list[list[Any]] = field(default_factory=list)
+    generation: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, without what Airflow's processes or its database reject."""

@@ -16,7 +16,7 @@ from typing import Any
 from airflow_provider_ktrain.core.absent import ABSENT
 from airflow_provider_ktrain.core.state.limits import Limit
 from airflow_provider_ktrain.core.state.pods.objects import created
-from airflow_provider_ktrain.core.state.pods.stopped_pods import Replica, ends_in_events
+from airflow_provider_ktrain.core.state.pods.stopped_pods import Replica, StoppedPod, ends_in_events
 from airflow_provider_ktrain.core.state.status import Phase, phase_of
 from airflow_provider_ktrain.core.text.output import listed
 from airflow_provider_ktrain.engine import timing
@@ -189,7 +189,7 @@ class Observer(Part):
 
         :raises ApiStatusError, ApiUnavailable: this is to be tried again.
         """
-        state, why, ends = self._state, "", dict[Replica, str]()
+        state, why, ends = self._state, "", dict[Replica, StoppedPod | None]()
         if phase_of(state.known_job) is not Phase.SUCCEEDED or not (missing := state.ends.unknown - self._lost):
             return
         try:
@@ -250,7 +250,7 @@ class Observer(Part):
         for pod in deleted.values():
             self._output.mark_deleted(pod)
 
-    async def _read_ends(self, missing: Collection[Replica]) -> dict[Replica, str]:
+    async def _read_ends(self, missing: Collection[Replica]) -> dict[Replica, StoppedPod | None]:
         """How the pods of these replicas ended by their events: see `ends_in_events`. Without the right to, nothing."""
         state, path = self._state, api_paths.core(self._state.ref.namespace, "events")
         found: list[Object | None] = []

@@ -95,7 +95,7 @@ class StartupChecks(Part):
         self._interval = FIRST_INTERVAL_SECONDS
         self._obstacle = ""  # last logged Warning event
         self._limit: dict[str, Any] | None = None
-        self._generation: int | None = None  # of the job, as last seen
+        self._generation = context.state.handover.generation  # of the job, as last seen; None if it wasn't
         self._spec_since: datetime.datetime | None = None  # when this process saw it change
         self._missing_since: float | None = None  # when a claim was first said to be missing, by timing.now
         self._unmatched_since: float | None = None  # when a read first showed that no node matches, by timing.now
@@ -122,13 +122,7 @@ class StartupChecks(Part):
     def due(self) -> float | None:
         """When to check next, by `timing.now`; None if the job has started."""
         due = self._checked_at + self._interval
-        graces = (
-            (self._missing_since, GRACE_SECONDS["missing claim"]),
-            (self._unmatched_since, unmatched_pods.GRACE_SECONDS),
-        )
-        for since, grace in graces:
-            if since is not None and since + grace > self._checked_at:
-                due = min(due, since + grace)
+        due = min([due, *(end for end, _, _ in self._pending() if end > self._checked_at)])
         return due if self._state.phase in _NOT_STARTED else None
 
     async def find_failure(self, *, at_once: bool = False) -> Cause | None:
@@ -162,20 +156,33 @@ class StartupChecks(Part):
             cause = await self._find_unmatched_pod(evidence, fresh=at_once)
         if cause is None:
             self._log_obstacle(events)
-            end = next_end(replace(evidence, waited_seconds=waited))
-            self._limit = end and {
-                "name": end[1],
-                "due": round(timing.epoch() + end[0], 1),
-                "seconds": GRACE_SECONDS[end[1]],
-            }
+            self._limit = self._next_limit(replace(evidence, waited_seconds=waited))
         return cause
+
+    def _pending(self) -> list[tuple[float, str, float]]:
+        """Problems that end the job if they last: when, by timing.now, the name of each, and its seconds of grace."""
+        found = (
+            (self._missing_since, "missing claim", GRACE_SECONDS["missing claim"]),
+            (self._unmatched_since, "no matching node", unmatched_pods.GRACE_SECONDS),
+        )
+        return [(self._end_of_grace(since, grace), name, grace) for since, name, grace in found if since is not None]
+
+    def _next_limit(self, evidence: Evidence) -> dict[str, Any] | None:
+        """The problem that ends the job first if nothing changes, as a limit of the status; None if there is none."""
+        now, ends = timing.now(), self._pending()
+        if end := next_end(evidence):
+            ends.append((now + end[0], end[1], GRACE_SECONDS[end[1]]))
+        if not ends:
+            return None
+        due, name, seconds = min(ends)
+        return {"name": name, "due": round(timing.epoch() + due - now, 1), "seconds": seconds}
 
     def _record_generation(self) -> None:
         """A refusal of an earlier specification of the job says nothing about the present one."""
         generation = metadata_of(self._state.known_job).get("generation")
-        if self._generation is not None and generation != self._generation:
+        if self._generation is not None and generation not in (None, self._generation):
             self._spec_since = timing.utc_now()
-        self._generation = generation
+        self._generation = generation or self._generation
 
     async def _reread(self, evidence: Evidence) -> Evidence:
         """The evidence with all events, Normal ones too, and with refused objects that exist.
@@ -218,10 +225,9 @@ class StartupChecks(Part):
         The scheduler's words may be old, and say nothing of when they began: the time starts when they are first seen.
         """
         since = self._missing_since or timing.now()
-        waited = self._lasted(since)
-        found = find_missing_claim(evidence, waited)
+        found = find_missing_claim(evidence, self._lasted(since))
         self._missing_since = None if found is None else since
-        if found is None or waited < GRACE_SECONDS["missing claim"]:
+        if found is None or timing.now() < self._end_of_grace(since, GRACE_SECONDS["missing claim"]):
             return None
         claim, cause = found
         path = api_paths.core(self._state.ref.namespace, "persistentvolumeclaims", claim)
@@ -239,19 +245,23 @@ class StartupChecks(Part):
         if not self._state.has_run and unmatched_pods.suspects(evidence):
             nodes = await read_nodes(self._api, fresh=fresh)
         since = self._unmatched_since or timing.now()
-        waited = self._lasted(since)
-        cause = None if nodes is None else unmatched_pods.find_unmatched_pod(evidence, nodes, waited)
+        cause = None
+        if nodes is not None:
+            cause = unmatched_pods.find_unmatched_pod(evidence, nodes, self._lasted(since))
         self._unmatched_since = None if cause is None else since
-        if cause is None or waited < unmatched_pods.GRACE_SECONDS:
+        if cause is None or timing.now() < self._end_of_grace(since, unmatched_pods.GRACE_SECONDS):
             return None
         events: list[Object] = []
         are_read = await self._events.read(events)
         return cause if are_read and not any(map(is_of_autoscaler, events)) else None
 
+    def _end_of_grace(self, since: float, seconds: float) -> float:
+        """When a problem has lasted for so long, by `timing.now`, without time in which the API server was away."""
+        return since + seconds + self._seconds_away_since(timing.epoch() - (timing.now() - since))
+
     def _lasted(self, since: float) -> float:
         """Seconds since a time by `timing.now`, without those in which the API server was away."""
-        seconds = timing.now() - since
-        return seconds - self._seconds_away_since(timing.epoch() - seconds)
+        return timing.now() - self._end_of_grace(since, 0.0)
 
     def _log_obstacle(self, events: list[Object]) -> None:
         """Log the newest Warning event about the job or its pods, once. The job may start in spite of it."""

@@ -85,8 +85,9 @@ class StatusReporter(Part):
         self._refresh_seconds = context.host.refresh_seconds
         self._output, self._queue, self._clocks = output, queue, clocks
         self._disruptions, self._startup = disruptions, startup
-        # phase, version of the replicas' states, reason for waiting in a queue, and notice, of the last status
-        self._offered: tuple[Phase | None, int, str, str] = (None, 0, "", "")
+        # phase, version of the replicas' states, reason for waiting in a queue, notice, and problem that will end the
+        # job, of the last status
+        self._offered: tuple[Phase | None, int, str, str, str] = (None, 0, "", "", "")
         self._offered_at = 0.0
         self._knows_earlier = not context.state.handover.handed_over_at or self._sink is None
 
@@ -100,7 +101,8 @@ class StatusReporter(Part):
         """Offer a status if there is something new to show."""
         if self._sink is None or self._state.phase is None:
             return
-        now = self._state.phase, self._state.pods.groups.shown_version, self._queue_reason(), self._notice()
+        problem = str((self._startup.limit or {}).get("name", ""))
+        now = self._state.phase, self._state.pods.groups.shown_version, self._queue_reason(), self._notice(), problem
         refresh = self.due is not None and timing.now() >= self.due
         if now == self._offered and not refresh:
             return

@@ -109,12 +109,12 @@ class PodHistory:
             self.ends_version += changes != before
             self.stopped_version += changes.requested is not None
 
-    def record_end(self, replica: Replica, text: str) -> None:
+    def record_end(self, replica: Replica, stopped: StoppedPod | None) -> None:
         """Record how a pod ended that nobody has seen: see `stopped_pods.ends_in_events`."""
-        if not text:
+        if stopped is None:
             self._ended_by_itself.add(replica)
             return
-        self._stopped_before.append(StoppedPod(*replica, uid="", created="", text=text))
+        self._stopped_before.append(stopped)
         self.stopped_version += 1
 
     def ends(self, job: Pod, expected: Collection[Replica] = ()) -> Ends:

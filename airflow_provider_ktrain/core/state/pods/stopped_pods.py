@@ -205,7 +205,7 @@ def find_ends(
         verdict = end.verdict(job_end)
         if not pod or (end.requested is not None and end.requested <= resumed):  # the job has other pods since
             verdict = Verdict.UNKNOWN
-        elif verdict is Verdict.FAILED and succeeded and not is_elastic:
+        elif verdict in (Verdict.FAILED, Verdict.RUNS) and succeeded and not is_elastic:
             verdict = Verdict.UNKNOWN  # another pod has succeeded
         if verdict is Verdict.UNKNOWN and stop is not None and not stop.uid:  # events show more than the pod
             found.append(stop)
@@ -241,7 +241,9 @@ def _lacks_changes(end: PodEnd, verdict: Verdict) -> bool:
     return end.first is First.UNKNOWN and end.requested is not None if end.ended else not end.exists
 
 
-def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable[Replica]) -> dict[Replica, str]:
+def ends_in_events(
+    kind: Kind, job: Json, events: Iterable[Json], lost: Iterable[Replica]
+) -> dict[Replica, StoppedPod | None]:
     """How the last containers of replicas ended whose pods nobody has seen, by the kubelet's events about them.
 
     The kubelet reports with the reason Killing that it stops a container (recordings 100b and 107c). It reports nothing
@@ -251,7 +253,7 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
     that of the API server, which says when an event was posted: a node's times only order the events of one pod.
 
     :param events: with the reasons Started and Killing, also about pods of other jobs.
-    :return: the text of a `StoppedPod`, or "" if nobody stopped it; without the replicas of which events prove nothing.
+    :return: None for one that nobody stopped; without the replicas of which events prove nothing.
     """
     resumed, job_end = objects.resumed_at(job) or 0.0, epoch_seconds(ended_at(job)) or math.inf
     wanted, job_began = set(lost), objects.created_at(job) or 0.0
@@ -267,7 +269,7 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
             continue
         if _starts(event) or replica[0] not in stops_others or _posted_at(event) < job_end:
             by_pod.setdefault((replica, str(about.get("uid"))), []).append(event)
-    newest: dict[Replica, tuple[float, str]] = {}
+    newest: dict[Replica, tuple[float, StoppedPod | None]] = {}
     for (replica, _), of_pod in by_pod.items():
         first = min(of_pod, key=lambda event: (_posted_at(event), not _starts(event)))
         # in one second, a container is stopped (by a liveness probe) and started again
@@ -275,10 +277,17 @@ def ends_in_events(kind: Kind, job: Json, events: Iterable[Json], lost: Iterable
         began = _posted_at(first)
         if began < job_began or (began, _starts(first)) <= (resumed, False) or began > job_end:
             continue  # of an earlier job of this name, before a queue resumed this one, or created after its end
-        node = str((last.get("source") or {}).get("host") or "its node")
-        stopped = f"{kind.replica_name(*replica)} ended with exit code 0 after it was stopped on {node}"
-        newest[replica] = max((began, "" if _starts(last) else stopped), newest.get(replica, (0.0, "")))
-    return {replica: text for replica, (_, text) in newest.items() if text or replica[0] not in stops_others}
+        found = began, None if _starts(last) else _stopped_by(kind, replica, last)
+        newest[replica] = max(found, newest.get(replica, (0.0, None)), key=lambda one: (one[0], one[1] is not None))
+    return {replica: stop for replica, (_, stop) in newest.items() if stop or replica[0] not in stops_others}
+
+
+def _stopped_by(kind: Kind, replica: Replica, killing: Json) -> StoppedPod:
+    """The stopped pod that an event shows, with the earliest time: a kubelet may post an event late, or repeat it."""
+    node = str((killing.get("source") or {}).get("host") or "its node")
+    text = f"{kind.replica_name(*replica)} ended with exit code 0 after it was stopped on {node}"
+    first = epoch_seconds(killing.get("firstTimestamp")) or objects.event_time(killing)
+    return StoppedPod(*replica, uid="", created="", text=text, at=min(first, _posted_at(killing)))
 
 
 def _starts(event: Json) -> bool:
@@ -309,6 +318,8 @@ def _shown_by_conditions(kind: Kind, job: Json, pods: Iterable[Json]) -> Stopped
 
 def _counts(job: Json, earlier: StoppedPod) -> bool:
     """Whether what an earlier process saw says something about the end of the job."""
+    if not earlier.uid:
+        return True  # events have shown it, of a job that has succeeded
     if earlier.at and earlier.at <= (objects.resumed_at(job) or 0.0):
         return False  # the job has other pods since
     end = epoch_seconds(ended_at(job))
