@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.state.steps.training_metrics import (
-    MAX_HANDOVER_BYTES,
     MAX_NAMES,
     MAX_POINTS,
     MAX_SERIES_BYTES,
@@ -27,6 +26,13 @@ def reported(*lines: tuple[str, float, str]) -> TrainingMetrics:
     for source, at, text in lines:
         metrics.read_line(source, f"KTRAIN_METRIC {text}", at)
     return metrics
+
+
+def continued(metrics: TrainingMetrics) -> TrainingMetrics:
+    """Those of the next process, which has read the status of the one before."""
+    again = TrainingMetrics(json.loads(json.dumps(metrics.handover(), allow_nan=False)))
+    again.take_earlier({"series": metrics.points(), "metrics": metrics.summary()})
+    return again
 
 
 def loss(source: str, step: int, value: float, at: float | None = None) -> tuple[str, float, str]:
@@ -81,8 +87,7 @@ def test_nan_and_infinity_are_kept() -> None:
     )
     assert metrics.points() == {"loss": [[1, 0.5], [2, "NaN"], [3, "-Infinity"]]}
     assert metrics.summary()["loss"] == {"last": "-Infinity", "step": 3, "best": 0.5, "best_step": 1}
-    again = TrainingMetrics(json.loads(json.dumps(metrics.handover(), allow_nan=False)))
-    assert again.points() == metrics.points()
+    assert continued(metrics).points() == metrics.points()
 
 
 def test_best_is_the_lowest_loss_and_the_highest_accuracy() -> None:
@@ -144,10 +149,10 @@ def test_any_reports_stay_bounded_and_survive_a_handover(lines: list[tuple[str, 
     metrics = TrainingMetrics()
     for source, at, values in lines:
         metrics.read_line(source, f"KTRAIN_METRIC {json.dumps(values)}", at)
-    text = json.dumps(metrics.handover(), allow_nan=False)
-    again = TrainingMetrics(json.loads(text))
-    assert again.points(MAX_HANDOVER_BYTES) == metrics.points(MAX_HANDOVER_BYTES)
-    assert again.step == metrics.step
+    again = continued(metrics)
+    assert again.points() == metrics.points()
+    for one in (again, TrainingMetrics(metrics.handover())):
+        assert (one.summary(), one.step) == (metrics.summary(), metrics.step)
     for series in metrics.points().values():
         steps = [float(step) for step, _ in series]
         assert steps == sorted(steps)
@@ -171,10 +176,38 @@ def test_series_at_their_limits() -> None:
     points = metrics.points()
     assert len(points) == MAX_NAMES
     assert len(json.dumps(points, separators=(",", ":"))) <= MAX_SERIES_BYTES
-    assert len(json.dumps(metrics.handover()["series"])) < 3 * MAX_HANDOVER_BYTES
+    assert len(json.dumps(metrics.handover()["series"])) < 6 * 1024
     assert all(series[0][0] == 0 and series[-1][0] == 999 for series in points.values())
     one = reported(*(loss("Master 0", step, 1.0) for step in range(5000)))
     assert MAX_POINTS * 0.8 <= len(one.points()["loss"]) <= MAX_POINTS
+
+
+@pytest.mark.parametrize("is_read_first", [True, False], ids=["status first", "log first"])
+def test_points_of_a_lost_process_come_before_those_of_the_next(is_read_first: bool) -> None:
+    """It has handed over nothing. Its last status has its points, and the log is read from its end."""
+    status = {
+        "series": {"loss": [[10, 0.9], [20, 0.1], [30, 0.4]], "gone": [[10, 1]]},
+        "metrics": {"loss": {"best": 0.1, "best_step": 20}},
+    }
+    metrics = TrainingMetrics()
+    if is_read_first:
+        metrics.take_earlier(status)
+    for step in (25, 40):
+        metrics.read_line("Worker 0", f'KTRAIN_METRIC {{"step": {step}, "loss": 0.3}}', float(step))
+    if not is_read_first:
+        metrics.take_earlier(status)
+    assert metrics.points() == {"loss": [[10, 0.9], [20, 0.1], [25, 0.3], [40, 0.3]], "gone": [[10, 1]]}
+    assert metrics.summary()["loss"] == {"last": 0.3, "step": 40, "best": 0.1, "best_step": 20}
+
+
+def test_best_value_of_a_lost_process_is_dropped_with_its_step() -> None:
+    """The training has gone back to a checkpoint."""
+    metrics = reported(loss("Worker 0", 15, 0.7))
+    metrics.take_earlier(
+        {"series": {"loss": [[10, 0.9], [20, 0.1]]}, "metrics": {"loss": {"best": 0.1, "best_step": 20}}}
+    )
+    assert metrics.points() == {"loss": [[10, 0.9], [15, 0.7]]}
+    assert metrics.summary()["loss"]["best"] == 0.7
 
 
 def test_earlier_lines_that_are_read_late_keep_their_place() -> None:
@@ -182,7 +215,7 @@ def test_earlier_lines_that_are_read_late_keep_their_place() -> None:
     handed_over = TrainingMetrics()
     for step in range(10):
         handed_over.read_line("Master 0", f'KTRAIN_METRIC {{"step": {step}, "loss": {100 - step}}}', float(step))
-    metrics = TrainingMetrics(handed_over.handover())
+    metrics = continued(handed_over)
     for new, earlier in zip(range(20, 30), range(5, 15), strict=True):  # it had gone back to step 5
         metrics.read_line("Master 0", f'KTRAIN_METRIC {{"step": {new}, "loss": {100 - new}}}', float(new))
         metrics.read_line("Master 0", f'KTRAIN_METRIC {{"step": {earlier}, "loss": 50}}', earlier + 10.0, earlier=True)

@@ -105,6 +105,21 @@ async def test_job_without_pods_has_the_time_of_those_that_are_gone() -> None:
         assert "GPU time: 24.0 GPU-hours on 1 GPU" in str(training.log)
 
 
+async def test_curve_has_the_points_that_an_earlier_process_has_shown() -> None:
+    """Their log is gone with its pod."""
+    async with staged(since=2 * DAY) as training:
+        training.start(since=DAY)
+        handover, page = await training.hand_over(5.0), Page()
+        training.after(10.0, training.line, 'KTRAIN_METRIC {"step": 10, "loss": 0.9}')
+        training.after(60.0, replace_pod, training)
+        await killed(training, page, handover, 120.0)
+        training.line('KTRAIN_METRIC {"step": 20, "loss": 0.5}')
+        training.after(60.0, training.end)
+        outcome = await training.follow(handover=handover, sink=Page(page))
+        assert outcome.status["series"] == {"loss": [[10, 0.9], [20, 0.5]]}
+        assert outcome.training_metrics["loss"]["last"] == 0.5
+
+
 async def test_page_shows_the_present_phase_after_those_of_an_earlier_process() -> None:
     async with staged(since=2 * DAY) as training:
         training.start(since=DAY)

@@ -163,6 +163,7 @@ class StatusReporter(Part):
         if not self._knows_earlier:
             self._knows_earlier = True
             self._state.take_earlier_status(status)
+            self._output.training_metrics.take_earlier(status)
 
     def _notice(self) -> str:
         return " ".join(filter(None, (self._disruptions.notice, self._startup.notice)))

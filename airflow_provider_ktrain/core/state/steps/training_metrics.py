@@ -7,8 +7,8 @@ one replica, the first that reports it, and another one takes over only if that 
 A training that restarts from a checkpoint reports earlier steps again. The points after the step at which it goes on
 are dropped, so that the series shows the training that counts.
 
-Everything is bounded, because the series travel in XComs and trigger arguments: the number of names, the points of a
-series, and the JSON of all series together.
+Everything is bounded, because the series travel in XComs: the number of names, the points of a series, and the JSON of
+all series together. The next process that follows the job reads earlier points in the status of the one before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ MAX_NAMES = 32
 MAX_NAME_CHARS = 64
 MAX_POINTS = 200  #: How many points one series keeps.
 MAX_SERIES_BYTES = 10 * 1024  #: JSON of all series in the status.
-MAX_HANDOVER_BYTES = 4 * 1024  #: JSON of all series in trigger arguments, which also contain the log positions.
 MAX_LINE_CHARS = 16 * 1024  #: A longer line is not parsed.
 TAKEOVER_SECONDS = 60.0  #: Silence of a series' replica after which another replica may continue the series.
 STEP = "step"
@@ -57,6 +56,7 @@ class Point(NamedTuple):
 class Series:
     """The points of one metric, in the order of their steps.
 
+    :param source: the replica that reports it; empty until one does.
     :param reported_at: when it last did, in epoch seconds.
     :param points: at most 2 * MAX_POINTS, the oldest ones thinned out. Default: none.
     :param lowest: the lowest step that `add` was called with. Default: infinity.
@@ -87,6 +87,14 @@ class Series:
             points = [*(known for known in self.points if known.step < point.step), point, *later]
             self.points = thinned(points, MAX_POINTS) if len(points) > 2 * MAX_POINTS else points
             self.best = best_of(self.points if self.best is None else [self.best, *self.points], name)
+
+    def prepend(self, points: Iterable[Point], best: Point | None, name: str) -> None:
+        """Add points that an earlier process has kept, and the best one. A step that was reported again counts once."""
+        first = self.points[0].step if self.points else math.inf
+        earlier = [point for point in points if point.step < first]
+        bests = [one for one in (best, self.best) if one is not None and (one is self.best or one.step < first)]
+        self.best = best_of([*bests, *earlier], name)
+        self.points = [*earlier, *self.points]
 
 
 class TrainingMetrics:
@@ -207,12 +215,11 @@ class TrainingMetrics:
 
     def handover(self) -> dict[str, Any]:
         """For the next process that follows the job."""
-        points = self.points(MAX_HANDOVER_BYTES)
         series = {
             name: {
                 "source": series.source,
                 "at": series.reported_at,
-                "points": points.get(name, []),
+                "points": [[_json_number(number) for number in point] for point in series.points[-1:]],
                 "best": None if series.best is None else [_json_number(number) for number in series.best],
             }
             for name, series in self._series.items()
@@ -223,16 +230,21 @@ class TrainingMetrics:
         progress = {"step": self.step, "progress_at": self.progress_at, "progress_from": self._progress_from}
         return dict(clean({"series": series, **progress, **({"steps": steps} if steps else {})}))
 
+    def take_earlier(self, status: Mapping[str, Any]) -> None:
+        """Take the points from before those that are known, from the last status of an earlier process of this try."""
+        for name, pairs in mapping(status.get("series")).items():
+            if name in self._series or len(self._series) < MAX_NAMES:
+                series = self._series.setdefault(name, Series("", 0.0))
+                best = mapping(mapping(status.get("metrics")).get(name))
+                series.prepend(_as_points(pairs), _as_point([best.get("best_step"), best.get("best")]), name)
+
     def _read(self, given: Mapping[str, Any]) -> None:
         """Read a handover of this release or another one."""
         for name, value in mapping(given.get("series")).items():
             read = mapping(value)
-            listed = read.get("points")
-            pairs = listed if isinstance(listed, list | tuple) else ()
-            points = [point for pair in pairs if (point := _as_point(pair)) is not None]
             at = _as_number(read.get("at")) or 0.0
             self._series[clean(str(name))] = Series(
-                str(read.get("source", "")), float(at), points, _as_point(read.get("best"))
+                str(read.get("source", "")), float(at), _as_points(read.get("points")), _as_point(read.get("best"))
             )
         self.step = _as_step(given.get("step"))
         self.progress_at = _as_number(given.get("progress_at"))
@@ -264,6 +276,7 @@ class TrainingMetrics:
         for name, value in values.items():
             if name in self._series or len(self._series) < MAX_NAMES:
                 series = self._series.setdefault(name, Series(source, at))
+                series.source = series.source or source
                 if series.source == source:
                     series.insert(Point(step, value), name)
 
@@ -278,7 +291,7 @@ class TrainingMetrics:
                 series = self._series[name] = Series(source, at)
             if source != series.source:
                 ahead = not series.points or step > series.points[-1].step
-                if not ahead or at < series.reported_at + TAKEOVER_SECONDS:
+                if series.source and (not ahead or at < series.reported_at + TAKEOVER_SECONDS):
                     continue
                 series.source = source
             series.reported_at = at
@@ -357,6 +370,11 @@ def _as_number(value: Any) -> Number | None:
         return float(value)
     except ValueError:
         return None
+
+
+def _as_points(pairs: Any) -> list[Point]:
+    listed = pairs if isinstance(pairs, list | tuple) else ()
+    return [point for pair in listed if (point := _as_point(pair)) is not None]
 
 
 def _as_point(pair: Any) -> Point | None:
