@@ -70,12 +70,12 @@ class FunctionOperator(DecoratedOperator, TrainingJobOperator):
 
     def function_arguments(self) -> Mapping[str, Any]:
         """The arguments that the task gives the function, by the names of its parameters."""
-        return inspect.signature(self.python_callable).bind_partial(*self.op_args, **self.op_kwargs).arguments
+        return {**inspect.signature(self.python_callable).bind_partial(*self.op_args).arguments, **self.op_kwargs}
 
     def _context_problems(self) -> Iterator[str]:
         """Parameters that an ordinary `@task` gets from Airflow's context, which is not available in a pod."""
         name, signature = self.python_callable.__name__, inspect.signature(self.python_callable)
-        given = self.function_arguments()
+        given = signature.bind_partial(*self.op_args, **self.op_kwargs).arguments
         for parameter in signature.parameters.values():
             if parameter.name in given:
                 continue

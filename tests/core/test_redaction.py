@@ -257,6 +257,8 @@ def test_references_to_secrets_are_shown() -> None:
         (["docker", "login", "-u", "me", "-p", "abc"], ["docker", "login", "-u", "me", "-p", "***"]),
         (["sh", "-c", "docker login -u me -p abc && docker run -p 80:80 x"],
          ["sh", "-c", "docker login -u me -p *** && docker run -p 80:80 x"]),
+        (["docker", "login", "-u", "me", "-pabc"], ["docker", "login", "-u", "me", "-p***"]),
+        (["ssh", "-p22", "docker"], ["ssh", "-p22", "docker"]),
         (["sh", "-c", "docker login -u me -pabc r.io"], ["sh", "-c", "docker login -u me -p*** r.io"]),
         (["sh", "-c", "helm registry login -p 'abc' r.io"], ["sh", "-c", "helm registry login -p '***' r.io"]),
         (["sh", "-c", "ssh login -p 22"], ["sh", "-c", "ssh login -p 22"]),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_ktrain.core.state.steps.training_metrics import (
+    MAX_HANDOVER_BYTES,
     MAX_NAMES,
     MAX_POINTS,
     MAX_SERIES_BYTES,
@@ -23,15 +25,20 @@ from airflow_provider_ktrain.core.state.steps.training_metrics import (
 def reported(*lines: tuple[str, float, str]) -> TrainingMetrics:
     """Metrics after these lines: source, time and JSON object."""
     metrics = TrainingMetrics()
-    for source, at, text in lines:
-        metrics.read_line(source, f"KTRAIN_METRIC {text}", at)
+    for line in lines:
+        read(metrics, line)
     return metrics
+
+
+def read(metrics: TrainingMetrics, line: tuple[str, float, str]) -> None:
+    source, at, text = line
+    metrics.read_line(source, f"KTRAIN_METRIC {text}", at)
 
 
 def continued(metrics: TrainingMetrics) -> TrainingMetrics:
     """Those of the next process, which has read the status of the one before."""
     again = TrainingMetrics(json.loads(json.dumps(metrics.handover(), allow_nan=False)))
-    again.take_earlier({"series": metrics.points(), "metrics": metrics.summary()})
+    again.take_earlier(status(metrics))
     return again
 
 
@@ -176,38 +183,52 @@ def test_series_at_their_limits() -> None:
     points = metrics.points()
     assert len(points) == MAX_NAMES
     assert len(json.dumps(points, separators=(",", ":"))) <= MAX_SERIES_BYTES
-    assert len(json.dumps(metrics.handover()["series"])) < 6 * 1024
+    assert len(json.dumps(metrics.handover()["series"])) < 3 * MAX_HANDOVER_BYTES
     assert all(series[0][0] == 0 and series[-1][0] == 999 for series in points.values())
     one = reported(*(loss("Master 0", step, 1.0) for step in range(5000)))
     assert MAX_POINTS * 0.8 <= len(one.points()["loss"]) <= MAX_POINTS
 
 
+def status(metrics: TrainingMetrics) -> dict[str, Any]:
+    return {"series": metrics.points(), "metrics": metrics.summary()}
+
+
 @pytest.mark.parametrize("is_read_first", [True, False], ids=["status first", "log first"])
-def test_points_of_a_lost_process_come_before_those_of_the_next(is_read_first: bool) -> None:
-    """It has handed over nothing. Its last status has its points, and the log is read from its end."""
-    status = {
-        "series": {"loss": [[10, 0.9], [20, 0.1], [30, 0.4]], "gone": [[10, 1]]},
-        "metrics": {"loss": {"best": 0.1, "best_step": 20}},
-    }
-    metrics = TrainingMetrics()
+@pytest.mark.parametrize("has_handed_over", [True, False])
+def test_points_of_a_lost_process_come_before_those_of_the_next(is_read_first: bool, has_handed_over: bool) -> None:
+    """Its last status has them. The next process has the handover from before it, and reads the log from its end."""
+    worker = reported(loss("Worker 0", 5, 0.9), loss("Worker 0", 10, 0.8))
+    handover = worker.handover() if has_handed_over else {}
+    lost = TrainingMetrics(handover)
+    for one in (loss("Worker 0", 20, 0.1), loss("Worker 0", 30, 0.4)):
+        read(lost, one)
+    metrics = TrainingMetrics(handover)
     if is_read_first:
-        metrics.take_earlier(status)
-    for step in (25, 40):
-        metrics.read_line("Worker 0", f'KTRAIN_METRIC {{"step": {step}, "loss": 0.3}}', float(step))
+        metrics.take_earlier(status(lost))
+    for one in (loss("Worker 0", 25, 0.3), loss("Worker 0", 40, 0.3)):
+        read(metrics, one)
     if not is_read_first:
-        metrics.take_earlier(status)
-    assert metrics.points() == {"loss": [[10, 0.9], [20, 0.1], [25, 0.3], [40, 0.3]], "gone": [[10, 1]]}
+        metrics.take_earlier(status(lost))
+    handed_over = [[5, 0.9], [10, 0.8]] if has_handed_over else []
+    assert metrics.points() == {"loss": [*handed_over, [20, 0.1], [25, 0.3], [40, 0.3]]}
     assert metrics.summary()["loss"] == {"last": 0.3, "step": 40, "best": 0.1, "best_step": 20}
 
 
-def test_best_value_of_a_lost_process_is_dropped_with_its_step() -> None:
-    """The training has gone back to a checkpoint."""
+def test_points_that_a_lost_process_has_dropped_do_not_come_back() -> None:
+    """It saw the training go back to a checkpoint, after a step that had been handed over."""
+    handover = reported(loss("Worker 0", 40, 0.1), loss("Worker 0", 45, 0.3)).handover()
+    lost, metrics = TrainingMetrics(handover), TrainingMetrics(handover)
+    read(lost, loss("Worker 0", 30, 0.6))
+    metrics.take_earlier(status(lost))
+    assert metrics.points() == {"loss": [[30, 0.6]]}
+    assert metrics.summary()["loss"] == {"last": 0.6, "step": 30, "best": 0.6, "best_step": 30}
+
+
+def test_name_that_contains_a_secret_is_not_taken_from_a_status() -> None:
+    """Nobody can tell which of the names it is."""
     metrics = reported(loss("Worker 0", 15, 0.7))
-    metrics.take_earlier(
-        {"series": {"loss": [[10, 0.9], [20, 0.1]]}, "metrics": {"loss": {"best": 0.1, "best_step": 20}}}
-    )
-    assert metrics.points() == {"loss": [[10, 0.9], [15, 0.7]]}
-    assert metrics.summary()["loss"]["best"] == 0.7
+    metrics.take_earlier({"series": {"***_loss": [[10, 0.9]]}})
+    assert metrics.points() == {"loss": [[15, 0.7]]}
 
 
 def test_earlier_lines_that_are_read_late_keep_their_place() -> None:

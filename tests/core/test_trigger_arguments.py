@@ -88,6 +88,14 @@ def test_arguments_that_fit_are_not_changed() -> None:
     assert fitted(**fields) == Handover(**fields)
 
 
+def test_points_are_left_out_first() -> None:
+    series = {"loss": {"source": "Master 0", "at": 1.0, "points": [[1, 0.5]] * 400, "best": [1, 0.5]}}
+    line = "x" * 44_000
+    found = fitted(result_line=line, result_from=FROM, training_metrics={"series": series, "step": 7})
+    assert found.result_line == line
+    assert found.training_metrics == {"series": {"loss": {**series["loss"], "points": []}}, "step": 7}
+
+
 @pytest.mark.parametrize("containers", [0, 100])
 def test_result_line_is_left_out_if_it_can_be_read_again(containers: int) -> None:
     positions = cursor(containers).to_dict()

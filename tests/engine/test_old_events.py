@@ -175,8 +175,10 @@ async def test_refused_service_that_exists_keeps_the_job() -> None:
         assert await followed(training) is None
 
 
-@pytest.mark.parametrize("is_followed", [True, False], ids=["while it is followed", "between two processes"])
-async def test_refusal_of_an_earlier_specification_keeps_the_job(is_followed: bool) -> None:
+@pytest.mark.parametrize("handed_over_after", [None, 10.0, 30.0], ids=["one process", "then", "by the first of two"])
+async def test_refusal_of_an_earlier_specification_keeps_the_job(handed_over_after: float | None) -> None:
+    """It changes after 20 s: while it is followed, while nobody follows it, or while another process does."""
+
     def specify(generation: int) -> None:
         training.api.change(training.kind.plural, NAME, lambda job: job["metadata"].update(generation=generation))
 
@@ -186,8 +188,8 @@ async def test_refusal_of_an_earlier_specification_keeps_the_job(is_followed: bo
         specify(1)
         training.after(20.0, specify, 2)
         handover = None
-        if not is_followed:
-            handover = await training.hand_over(10.0)
+        if handed_over_after is not None:
+            handover = await training.hand_over(handed_over_after)
             await asyncio.sleep(20.0)
         assert await followed(training, handover=handover) is None
 

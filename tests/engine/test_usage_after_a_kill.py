@@ -105,19 +105,35 @@ async def test_job_without_pods_has_the_time_of_those_that_are_gone() -> None:
         assert "GPU time: 24.0 GPU-hours on 1 GPU" in str(training.log)
 
 
-async def test_curve_has_the_points_that_an_earlier_process_has_shown() -> None:
+def metric(step: int) -> str:
+    return f'KTRAIN_METRIC {{"step": {step}, "loss": {1 - step / 100}}}'
+
+
+@pytest.mark.parametrize("before", [(), (5,)], ids=["nothing was handed over", "a point was"])
+async def test_curve_has_the_points_that_an_earlier_process_has_shown(before: tuple[int, ...]) -> None:
     """Their log is gone with its pod."""
     async with staged(since=2 * DAY) as training:
-        training.start(since=DAY)
-        handover, page = await training.hand_over(5.0), Page()
-        training.after(10.0, training.line, 'KTRAIN_METRIC {"step": 10, "loss": 0.9}')
+        training.start(*map(metric, before), since=DAY)
+        handover = await training.hand_over(5.0, sink=(first := Page()))
+        training.after(10.0, training.line, metric(10))
         training.after(60.0, replace_pod, training)
-        await killed(training, page, handover, 120.0)
-        training.line('KTRAIN_METRIC {"step": 20, "loss": 0.5}')
+        await killed(training, page := Page(first), handover, 120.0)
+        training.line(metric(20))
         training.after(60.0, training.end)
         outcome = await training.follow(handover=handover, sink=Page(page))
-        assert outcome.status["series"] == {"loss": [[10, 0.9], [20, 0.5]]}
-        assert outcome.training_metrics["loss"]["last"] == 0.5
+        assert [step for step, _ in outcome.status["series"]["loss"]] == [*before, 10, 20]
+        assert outcome.training_metrics["loss"]["last"] == 0.8
+
+
+async def test_points_since_the_last_status_are_handed_over() -> None:
+    """A worker that adopts a job reads its whole log, and defers before it writes the next status."""
+    async with staged(since=2 * DAY) as training:
+        training.start(*map(metric, range(1, 51)), since=DAY)
+        handover = await training.hand_over(10.0, sink=(page := Page()), refresh_seconds=lambda: 15.0)
+        training.line(metric(51))
+        training.after(60.0, training.end)
+        outcome = await training.follow(handover=handover, sink=Page(page))
+        assert [step for step, _ in outcome.status["series"]["loss"]] == [*range(1, 52)]
 
 
 async def test_page_shows_the_present_phase_after_those_of_an_earlier_process() -> None:

@@ -75,4 +75,4 @@ def test_job_that_ends_before_the_trigger_listed_pods_succeeds(
     instance.api.remove("pods", deciding_pod(instance))
     capsys.readouterr()
     instance.resume(first_event(trigger))
-    assert "their end was not observed" not in capsys.readouterr().out
+    assert "was not observed" not in capsys.readouterr().out

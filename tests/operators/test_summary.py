@@ -62,13 +62,13 @@ def test_deferred_training_has_a_summary_before_and_after_its_end(instance: Inst
 
 @pytest.mark.programs("runs a Python function")
 def test_arguments_of_a_function_are_parameters(instance: Instance) -> None:
-    def train(lr: float, *, token: str, layers: int = 2) -> None: ...
+    def train(lr: float, *, token: str, layers: int = 2, **more: int) -> None: ...
 
     function: dict[str, Any] = {"operator": _PyTorchJobDecoratedOperator, "python_callable": train}
-    instance.execute(**function, op_args=[0.1], op_kwargs={"token": "hunter2"})
+    instance.execute(**function, op_args=[0.1], op_kwargs={"token": "hunter2", "batch": 64})
     parameters = summary_of(instance)["parameters"]
-    assert {name: parameters.get(name) for name in ("lr", "token", "layers")} == {
-        "lr": "0.1", "token": "***", "layers": None
+    assert {name: parameters.get(name) for name in ("lr", "token", "layers", "batch")} == {
+        "lr": "0.1", "token": "***", "layers": None, "batch": "64"
     }  # fmt: skip
 
 

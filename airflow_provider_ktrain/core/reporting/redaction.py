@@ -53,10 +53,14 @@ def _variable(name: str, value: str, hides: Callable[[str], bool]) -> str:
 
 
 def _word(before: Sequence[object], word: Any, hides: Callable[[str], bool]) -> Any:
-    """One word of a command, which may be the operand of a flag before it, or a setting (`aws configure set KEY`)."""
+    """One word of a command, which may depend on those before it.
+
+    It may be the operand of a flag, have one (`docker login -pSECRET`), or be a setting (`aws configure set KEY`).
+    """
     words = [one for one in before if isinstance(one, str) and len(one) <= MAX_CONTEXT_CHARS]
-    is_operand = bool(words) and (_FLAG.fullmatch(words[-1]) or words[-2:-1] == ["set"]) and words[-1] is before[-1]
-    if not (is_operand and isinstance(word, str)):
+    if not (isinstance(word, str) and words and words[-1] is before[-1]):
+        return redacted(word, hides=hides)
+    if not (_FLAG.fullmatch(words[-1]) or words[-2:-1] == ["set"] or word.startswith("-p")):
         return redacted(word, hides=hides)
     clear = f"{masked(' '.join(words))} "
     hidden = masked(f"{' '.join(words)} {word}")

@@ -35,6 +35,13 @@ def fitted(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {**arguments, "handover": handover}
 
 
+def _without_points(handover: Handover, excess: int) -> Handover:
+    """Without the points of the metrics: curves on the training page begin again, or with those of the last status."""
+    metrics = mapping(handover.get("training_metrics"))
+    series = {name: {**mapping(one), "points": []} for name, one in mapping(metrics.get("series")).items()}
+    return {**handover, "training_metrics": {**metrics, "series": series}} if series else handover
+
+
 def _without_result_line(handover: Handover, excess: int) -> Handover:
     """Without the result line if the log has it: the next process reads it there."""
     return {**handover, "result_line": ""} if handover.get("result_from") else handover
@@ -57,6 +64,7 @@ def _without_all(handover: Handover, excess: int) -> Handover:
 
 
 _STEPS: Sequence[Callable[[Handover, int], Handover]] = (
+    _without_points,
     _without_result_line,
     _with_shorter_cursor,
     _without_counts,

@@ -29,6 +29,7 @@ class Handover:
     training_metrics: dict[str, Any] = field(default_factory=dict)
     phases: list[list[Any]] = field(default_factory=list)
     generation: int | None = None
+    spec_since: float | None = None  #: Epoch seconds; None if no change of the job's specification was seen.
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, without what Airflow's processes or its database reject."""

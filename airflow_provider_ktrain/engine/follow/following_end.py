@@ -14,7 +14,6 @@ from airflow_provider_ktrain.core.formats import mapping
 from airflow_provider_ktrain.core.reporting.announcement import summary_of_success
 from airflow_provider_ktrain.core.state.accelerators import unit_of
 from airflow_provider_ktrain.core.state.pods.exit_code import primary_exit_code
-from airflow_provider_ktrain.core.state.pods.objects import metadata_of
 from airflow_provider_ktrain.core.state.status import Phase, shown_conditions
 from airflow_provider_ktrain.core.text.output import counted
 from airflow_provider_ktrain.core.text.timestamps import parse_timestamp, utc
@@ -65,7 +64,8 @@ class FollowingEnd:
             handed_over_at=timing.epoch(),
             training_metrics=self._output.training_metrics.handover(),
             phases=[[name, at] for name, at in self._state.phases],
-            generation=metadata_of(self._state.known_job).get("generation"),
+            generation=self._state.generation,
+            spec_since=self._state.spec_since,
         )
 
     async def read_remainder_of_ended_job(self, *, releases: bool) -> None:

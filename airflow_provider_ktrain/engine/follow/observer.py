@@ -204,8 +204,8 @@ class Observer(Part):
         if unknown := missing & state.ends.unknown:
             names = listed([state.kind.replica_name(*one) for one in sorted(unknown)], MAX_NAMED_REPLICAS)
             self._log.warning(
-                f"Pods of {state.ref} were deleted, and their end was not observed.\nHow they ended can't be read any "
-                f"more: {names}. If they were evicted, a success may be incomplete.{why}"
+                f"The end of pods of {state.ref} was not observed.\nHow they ended can't be read any more: {names}. "
+                f"If they were evicted, a success may be incomplete.{why}"
             )
 
     def _gives_up(self) -> bool:

@@ -34,6 +34,7 @@ from airflow_provider_ktrain.core.state.nodes import Node, is_of_autoscaler
 from airflow_provider_ktrain.core.state.pods.objects import metadata_of
 from airflow_provider_ktrain.core.state.pods.pod_groups import restarted_often
 from airflow_provider_ktrain.core.state.status import Phase
+from airflow_provider_ktrain.core.text.timestamps import utc
 from airflow_provider_ktrain.engine import timing
 from airflow_provider_ktrain.engine.api import api_paths
 from airflow_provider_ktrain.engine.api.client import Api, Object, get
@@ -95,8 +96,6 @@ class StartupChecks(Part):
         self._interval = FIRST_INTERVAL_SECONDS
         self._obstacle = ""  # last logged Warning event
         self._limit: dict[str, Any] | None = None
-        self._generation = context.state.handover.generation  # of the job, as last seen; None if it wasn't
-        self._spec_since: datetime.datetime | None = None  # when this process saw it change
         self._missing_since: float | None = None  # when a claim was first said to be missing, by timing.now
         self._unmatched_since: float | None = None  # when a read first showed that no node matches, by timing.now
 
@@ -144,9 +143,8 @@ class StartupChecks(Part):
         waited = timing.now() - state.phase_since - away
         now = timing.utc_now() - datetime.timedelta(seconds=away)
         events = await self._events.watched()
-        evidence = replace(
-            make_evidence(state.known_job, state.pods.live, events, now=now), spec_since=self._spec_since
-        )
+        spec_since = None if state.spec_since is None else utc(state.spec_since)
+        evidence = replace(make_evidence(state.known_job, state.pods.live, events, now=now), spec_since=spec_since)
         cause = find_startup_cause(evidence, waited, has_run=state.has_run)
         if cause is not None:
             cause = find_startup_cause(await self._reread(evidence), waited, has_run=state.has_run)
@@ -180,9 +178,9 @@ class StartupChecks(Part):
     def _record_generation(self) -> None:
         """A refusal of an earlier specification of the job says nothing about the present one."""
         generation = metadata_of(self._state.known_job).get("generation")
-        if self._generation is not None and generation not in (None, self._generation):
-            self._spec_since = timing.utc_now()
-        self._generation = generation or self._generation
+        if self._state.generation is not None and generation not in (None, self._state.generation):
+            self._state.spec_since = timing.epoch()
+        self._state.generation = generation or self._state.generation
 
     async def _reread(self, evidence: Evidence) -> Evidence:
         """The evidence with all events, Normal ones too, and with refused objects that exist.

@@ -55,6 +55,9 @@ class JobState:
         self.pods_version = ""  #: The resourceVersion up to which all changes of the pods are known; "" if unknown.
         #: What the process before has seen of the pods, until it is known what became of them.
         self.pods_before = dict(mapping(mapping(handover.pod_history).get("existing")))
+        self.generation = handover.generation  #: Of the job, as last seen; None if it wasn't.
+        #: When its change was seen, in epoch seconds; None if none was.
+        self.spec_since = handover.spec_since if _is_time(handover.spec_since) else None
         self.phase: Phase | None = None  #: None until the job and its pods are known.
         self.began = self.phase_since = timing.now()
         self.metrics = dict(handover.metrics)

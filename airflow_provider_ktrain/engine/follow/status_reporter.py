@@ -163,7 +163,9 @@ class StatusReporter(Part):
         if not self._knows_earlier:
             self._knows_earlier = True
             self._state.take_earlier_status(status)
-            self._output.training_metrics.take_earlier(status)
+            written_at = status.get("written_at")
+            if isinstance(written_at, int | float) and written_at > self._state.handover.handed_over_at:
+                self._output.training_metrics.take_earlier(status)
 
     def _notice(self) -> str:
         return " ".join(filter(None, (self._disruptions.notice, self._startup.notice)))

@@ -277,17 +277,23 @@ def ends_in_events(
         began = _posted_at(first)
         if began < job_began or (began, _starts(first)) <= (resumed, False) or began > job_end:
             continue  # of an earlier job of this name, before a queue resumed this one, or created after its end
-        found = began, None if _starts(last) else _stopped_by(kind, replica, last)
+        found = began, None if _starts(last) else _stopped_by(kind, replica, of_pod)
         newest[replica] = max(found, newest.get(replica, (0.0, None)), key=lambda one: (one[0], one[1] is not None))
     return {replica: stop for replica, (_, stop) in newest.items() if stop or replica[0] not in stops_others}
 
 
-def _stopped_by(kind: Kind, replica: Replica, killing: Json) -> StoppedPod:
-    """The stopped pod that an event shows, with the earliest time: a kubelet may post an event late, or repeat it."""
-    node = str((killing.get("source") or {}).get("host") or "its node")
+def _stopped_by(kind: Kind, replica: Replica, events: Sequence[Json]) -> StoppedPod:
+    """The stopped pod that events show, with the earliest time of its stop: a kubelet may report it late or repeatedly.
+
+    :param events: of one pod, whose last run was stopped.
+    """
+    started = max((objects.event_time(event) for event in events if _starts(event)), default=-math.inf)
+    stops = [event for event in events if not _starts(event) and objects.event_time(event) >= started]
+    node = str((stops[-1].get("source") or {}).get("host") or "its node")
     text = f"{kind.replica_name(*replica)} ended with exit code 0 after it was stopped on {node}"
-    first = epoch_seconds(killing.get("firstTimestamp")) or objects.event_time(killing)
-    return StoppedPod(*replica, uid="", created="", text=text, at=min(first, _posted_at(killing)))
+    times = [(epoch_seconds(one.get("firstTimestamp")), objects.event_time(one), _posted_at(one)) for one in stops]
+    at = min(time for of_one in times for time in of_one if time is not None)
+    return StoppedPod(*replica, uid="", created="", text=text, at=at)
 
 
 def _starts(event: Json) -> bool:

@@ -7,8 +7,8 @@ one replica, the first that reports it, and another one takes over only if that 
 A training that restarts from a checkpoint reports earlier steps again. The points after the step at which it goes on
 are dropped, so that the series shows the training that counts.
 
-Everything is bounded, because the series travel in XComs: the number of names, the points of a series, and the JSON of
-all series together. The next process that follows the job reads earlier points in the status of the one before.
+Everything is bounded, because the series travel in XComs and trigger arguments: the number of names, the points of a
+series, and the JSON of all series together. Points of a process that was lost are in its last status.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from airflow_provider_ktrain.core.formats import is_step, mapping
 from airflow_provider_ktrain.core.state.steps.reported_steps import ReportedSteps
 from airflow_provider_ktrain.core.text.output import clean
+from airflow_provider_ktrain.core.text.secret_rules import MASK
 from airflow_provider_ktrain.core.text.timestamps import epoch_seconds
 
 METRIC_MARKER = "KTRAIN_METRIC "
@@ -30,6 +31,7 @@ MAX_NAMES = 32
 MAX_NAME_CHARS = 64
 MAX_POINTS = 200  #: How many points one series keeps.
 MAX_SERIES_BYTES = 10 * 1024  #: JSON of all series in the status.
+MAX_HANDOVER_BYTES = 4 * 1024  #: JSON of all series in trigger arguments, which also contain the log positions.
 MAX_LINE_CHARS = 16 * 1024  #: A longer line is not parsed.
 TAKEOVER_SECONDS = 60.0  #: Silence of a series' replica after which another replica may continue the series.
 STEP = "step"
@@ -58,12 +60,18 @@ class Series:
 
     :param source: the replica that reports it; empty until one does.
     :param reported_at: when it last did, in epoch seconds.
-    :param points: at most 2 * MAX_POINTS, the oldest ones thinned out. Default: none.
+    :param before: those that an earlier process has read. They count up to the first step that this one has read, as
+        the training may have gone back to it.
+    :param best_before: the best of them, which may have been thinned out.
+    :param points: those that this process has read; at most 2 * MAX_POINTS, the oldest ones thinned out.
+    :param best: the best of them.
     :param lowest: the lowest step that `add` was called with. Default: infinity.
     """
 
     source: str
     reported_at: float
+    before: list[Point] = field(default_factory=list)
+    best_before: Point | None = None
     points: list[Point] = field(default_factory=list)
     best: Point | None = None
     lowest: Number = math.inf
@@ -88,13 +96,23 @@ class Series:
             self.points = thinned(points, MAX_POINTS) if len(points) > 2 * MAX_POINTS else points
             self.best = best_of(self.points if self.best is None else [self.best, *self.points], name)
 
-    def prepend(self, points: Iterable[Point], best: Point | None, name: str) -> None:
-        """Add points that an earlier process has kept, and the best one. A step that was reported again counts once."""
+    def whole(self) -> list[Point]:
+        """The points of all processes."""
         first = self.points[0].step if self.points else math.inf
-        earlier = [point for point in points if point.step < first]
-        bests = [one for one in (best, self.best) if one is not None and (one is self.best or one.step < first)]
-        self.best = best_of([*bests, *earlier], name)
-        self.points = [*earlier, *self.points]
+        return [*(known for known in self.before if known.step < first), *self.points]
+
+    def best_of_all(self, name: str) -> Point | None:
+        """The best point of all processes."""
+        whole = self.whole()
+        first = self.points[0].step if self.points else math.inf
+        known = [self.best_before] if self.best_before is not None and self.best_before.step < first else []
+        return best_of([*known, *([self.best] if self.best is not None else []), *whole], name)
+
+    @property
+    def last_step(self) -> Number:
+        """The step of the last point; minus infinity without one."""
+        last = self.points or self.before
+        return last[-1].step if last else -math.inf
 
 
 class TrainingMetrics:
@@ -185,8 +203,8 @@ class TrainingMetrics:
         """For each metric its `last` and `best` value with their `step` and `best_step`, as JSON types."""
         found: dict[str, dict[str, Any]] = {}
         for name, series in self._series.items():
-            if series.points:
-                last, best = series.points[-1], series.best
+            if whole := series.whole():
+                last, best = whole[-1], series.best_of_all(name)
                 found[name] = {"last": _json_number(last.value), "step": _json_number(last.step)}
                 if best is not None:
                     found[name] |= {"best": _json_number(best.value), "best_step": _json_number(best.step)}
@@ -194,12 +212,13 @@ class TrainingMetrics:
 
     def points(self, max_bytes: int = MAX_SERIES_BYTES) -> dict[str, list[list[Any]]]:
         """For each metric its `[step, value]` pairs, first and last included, as JSON types of at most `max_bytes`."""
+        wholes = {name: series.whole() for name, series in self._series.items()}
         count = max(min(MAX_POINTS, max_bytes // (6 * max(len(self._series), 1))), 1)  # a pair has 6 characters or more
         while True:
             found = {
-                name: [[_json_number(p.step), _json_number(p.value)] for p in thinned(series.points, count)]
-                for name, series in self._series.items()
-                if series.points
+                name: [[_json_number(p.step), _json_number(p.value)] for p in thinned(whole, count)]
+                for name, whole in wholes.items()
+                if whole
             }
             size = len(json.dumps(found))
             if count <= 1 or size <= max_bytes:
@@ -215,15 +234,15 @@ class TrainingMetrics:
 
     def handover(self) -> dict[str, Any]:
         """For the next process that follows the job."""
-        series = {
-            name: {
-                "source": series.source,
-                "at": series.reported_at,
-                "points": [[_json_number(number) for number in point] for point in series.points[-1:]],
-                "best": None if series.best is None else [_json_number(number) for number in series.best],
+        points, series = self.points(MAX_HANDOVER_BYTES), {}
+        for name, one in self._series.items():
+            best = one.best_of_all(name)
+            series[name] = {
+                "source": one.source,
+                "at": one.reported_at,
+                "points": points.get(name, []),
+                "best": None if best is None else [_json_number(number) for number in best],
             }
-            for name, series in self._series.items()
-        }
         steps = self.steps.to_dict()
         if not series and self.step is None and not steps:
             return {}
@@ -231,12 +250,16 @@ class TrainingMetrics:
         return dict(clean({"series": series, **progress, **({"steps": steps} if steps else {})}))
 
     def take_earlier(self, status: Mapping[str, Any]) -> None:
-        """Take the points from before those that are known, from the last status of an earlier process of this try."""
+        """Take the points from the last status of an earlier process, in place of older ones that were handed over.
+
+        A name in which a secret was masked is left out: its points can't be told from those of another one.
+        """
         for name, pairs in mapping(status.get("series")).items():
-            if name in self._series or len(self._series) < MAX_NAMES:
+            if MASK not in name and (name in self._series or len(self._series) < MAX_NAMES):
                 series = self._series.setdefault(name, Series("", 0.0))
                 best = mapping(mapping(status.get("metrics")).get(name))
-                series.prepend(_as_points(pairs), _as_point([best.get("best_step"), best.get("best")]), name)
+                series.before = _as_points(pairs)
+                series.best_before = _as_point([best.get("best_step"), best.get("best")])
 
     def _read(self, given: Mapping[str, Any]) -> None:
         """Read a handover of this release or another one."""
@@ -290,7 +313,7 @@ class TrainingMetrics:
                     continue
                 series = self._series[name] = Series(source, at)
             if source != series.source:
-                ahead = not series.points or step > series.points[-1].step
+                ahead = step > series.last_step
                 if series.source and (not ahead or at < series.reported_at + TAKEOVER_SECONDS):
                     continue
                 series.source = source
