@@ -116,7 +116,7 @@ def _training_row(
         "parameters": {text_of(name): text_of(value) for name, value in mapping(summary.get("parameters")).items()},
         "code": text_of(summary.get("code")),
         "cause": HIDDEN_CAUSE if cause and not with_logs else cause,
-        "category": text_of(summary.get("category")) if cause else "",
+        "category": text_of(summary.get("category")) if cause and with_logs else "",
     }
 
 

@@ -160,7 +160,7 @@ class Trainings:
             is_cut=sums[0] >= MAX_LISTED,
             most=f"{MAX_LISTED:,}",
             next=filters.query(after=listed[-1].position) if more else "",
-            first=filters.query(after="") if filters.after else "",
+            first=filters.query(after="") if filters.after else None,
             since=clock(min((began[name] for name in rights), default=None)),
             unsearched=filters.is_about_causes and not all(rights.values()),
             data=(listed, statuses, sums, sorted(rights.items()), minute_of(now)),

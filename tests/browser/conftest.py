@@ -37,7 +37,17 @@ def airflow_site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def open_page(browser: Any, airflow_site: Site) -> Iterator[Open]:
+def open_page(open_tab: Open, airflow_site: Site) -> Open:
+    """Opens a page of Airflow's: see `open_tab`. Without a user, an administrator opens it."""
+
+    def open_one(url: str, *, user: str = "", **how: Any) -> Any:
+        return open_tab(url, user=user or token(airflow_site.airflow), **how)
+
+    return open_one
+
+
+@pytest.fixture
+def open_tab(browser: Any) -> Iterator[Open]:
     """Opens a URL in a new tab and returns the tab. The test fails if a tab reports an error.
 
     Errors are those in the console, such as violations of the Content-Security-Policy, and uncaught exceptions.
@@ -46,10 +56,10 @@ def open_page(browser: Any, airflow_site: Site) -> Iterator[Open]:
     contexts: list[Any] = []
 
     def open_one(
-        url: str, *, user: str = "", allowed: str = "", clock: int = 0, hidden: bool = False, **context: Any
+        url: str, *, user: str, allowed: str = "", clock: int = 0, hidden: bool = False, **context: Any
     ) -> Any:
         """
-        :param user: the token of the user. Default: an administrator's. `-` for nobody.
+        :param user: the token of the user; `-` for nobody.
         :param allowed: errors in the console that contain this text are expected. Default: none is.
         :param clock: seconds that the browser's clock is ahead. Default: 0.
         :param hidden: open it in the background. Default: False.
@@ -62,8 +72,7 @@ def open_page(browser: Any, airflow_site: Site) -> Iterator[Open]:
         if hidden:
             contexts[-1].add_init_script(HIDDEN)
         if user != "-":
-            cookie = {"name": "_token", "value": user or token(airflow_site.airflow), "url": url}
-            contexts[-1].add_cookies([cookie])
+            contexts[-1].add_cookies([{"name": "_token", "value": user, "url": url}])
         tab = contexts[-1].new_page()
         tab.on("pageerror", lambda error: problems.append(f"{url}: {error}"))
 

@@ -44,10 +44,10 @@ RIGHTS: dict[str, dict[str, set[DagAccessEntity | None]]] = {
     "no-entities": {"mine": {None}},
     "nothing": {},
 }
-QUOTE = "a-line-of-the-log"
+QUOTE, CATEGORY = "a-line-of-the-log", "user code"
 STATUS: dict[str, Any] = {
     "version": 1, "try_number": 2, "phase": "Running", "phase_since": 1.0, "written_at": 1.0,
-    "last_lines": {"Master 0": QUOTE}, "cause": {"summary": QUOTE, "detail": QUOTE, "category": "user code"},
+    "last_lines": {"Master 0": QUOTE}, "cause": {"summary": QUOTE, "detail": QUOTE, "category": CATEGORY},
 }  # fmt: skip
 TRIES = {"version": 1, "tries": [{"try_number": 1, "cause": QUOTE}]}
 
@@ -93,7 +93,7 @@ def fill_database() -> None:
             row |= {"pool_slots": 1, "start_date": now, "updated_at": now, "executor_config": {}}
             session.execute(TaskInstance.__table__.insert().values(**row))
             session.execute(TaskInstanceNote.__table__.insert().values(ti_id=row["id"], content=f"note on {dag_id}"))
-            for name, value in ((STATUS_XCOM, STATUS), (SUMMARY_XCOM, {"cause": QUOTE})):
+            for name, value in ((STATUS_XCOM, STATUS), (SUMMARY_XCOM, {"cause": QUOTE, "category": CATEGORY})):
                 xcom = {"dag_run_id": run.id, "key": name, "value": json.dumps(value), "timestamp": now}
                 session.execute(XComModel.__table__.insert().values(**key, **xcom))
             state = {"dag_run_id": run.id, "key": TRIES_STATE, "value": json.dumps(TRIES), "updated_at": now}
@@ -111,6 +111,7 @@ def answers(client: TestClient, user: str) -> dict[str, Any]:
     paths |= {"list": "/trainings", "update of the list": "/trainings/update"}
     both = urlencode([("training", f"dag_id={dag}&run_id=run&task_id=train") for dag in DAGS])
     paths |= {"comparison": f"/compare?{both}", "update of the comparison": f"/compare/update?{both}"}
+    paths |= {"second page": "/trainings?after=2030-01-01T00:00:00%2B00:00_0"}
     paths |= {"list with text": f"/trainings/update?text={QUOTE}"}
     paths |= {"comparison of one": f"/compare?{both.partition('&')[0]}"}
     paths |= {"before mine": "/compare/before?dag_id=mine&run_id=run&task_id=train"}

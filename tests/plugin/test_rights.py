@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.plugin.rights_site import DAGS, QUOTE
+from tests.plugin.rights_site import CATEGORY, DAGS, QUOTE
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,12 @@ def test_quoted_lines_need_the_right_to_the_logs_of_the_same_dag(
             assert (QUOTE in answers[user][name][1]) is (dag in with_logs), name
 
 
+def test_second_page_leads_back_to_the_newest_trainings(answers: dict[str, dict[str, tuple[int, str]]]) -> None:
+    link = '<a href="/ktrain/trainings?">Newest</a>'
+    assert link in answers["everything"]["second page"][1]
+    assert link not in answers["everything"]["list"][1]
+
+
 @pytest.mark.parametrize(
     ("user", "quotes"), [("everything", True), ("one-dag", True), ("no-logs", False), ("logs-of-another-dag", True)]
 )
@@ -83,5 +89,6 @@ def test_table_shows_causes_of_dags_whose_logs_the_user_may_read(
     answers: dict[str, dict[str, tuple[int, str]]], user: str, quotes: bool
 ) -> None:
     assert (QUOTE in answers[user]["list"][1]) is quotes
+    assert (f"({CATEGORY})" in answers[user]["list"][1]) is quotes
     found = answers[user]["list with text"][1]
     assert ("dag_id=mine&" in found) is (user in ("everything", "one-dag"))

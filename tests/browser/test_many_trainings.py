@@ -1,0 +1,95 @@
+"""The table of 300 running and 10,000 ended trainings in a browser, and users with rights on one DAG of two."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from tests.browser.conftest import Open
+from tests.browser.filled_site import ENDED, RUNNING
+from tests.browser.tabs import until
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.embedded("starts an Airflow database of its own"),
+    pytest.mark.timeout(1800),
+]
+ROWS = "#rows tbody tr"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the plugin's pages."""
+    home = tmp_path_factory.mktemp("airflow")
+    environment = {
+        **os.environ,
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "AIRFLOW__CORE__AUTH_MANAGER": "tests.plugin.rights_site.PerEntityAuthManager",
+    }
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port, number = listening.getsockname()[1], listening.fileno()
+        command = [sys.executable, "-m", "tests.browser.filled_site", str(number)]
+        with subprocess.Popen(command, env=environment, pass_fds=[number]) as process:
+            try:
+                url = f"http://127.0.0.1:{port}/ktrain"
+                with urllib.request.urlopen(f"{url}/static/page.css", timeout=600):  # waits until the process accepts
+                    yield url
+            finally:
+                process.terminate()
+
+
+def test_table_of_10300_trainings_has_pages_and_filters(address: str, open_tab: Open) -> None:
+    tab = open_tab(f"{address}/trainings", user="everything")
+    tab.get_by_text(f"{ENDED:,} trainings held GPUs").wait_for()  # of more, the newest are counted
+    assert tab.locator(ROWS).count() == 50
+    assert tab.locator(f"{ROWS}:has-text('Running')").count() == 50
+    newest = tab.locator(f"{ROWS} td.run").all_inner_texts()
+    assert newest[0] == f"run_{ENDED + RUNNING - 1}"
+    tab.get_by_role("link", name="Older").click()
+    tab.get_by_role("link", name="Newest").wait_for()
+    older = tab.locator(f"{ROWS} td.run").all_inner_texts()
+    assert older[0] == f"run_{ENDED + RUNNING - 51}"
+    tab.get_by_label("State").select_option("failed")
+    tab.get_by_label("Text in the cause").fill("shard 9999")
+    tab.get_by_role("button", name="Filter").click()
+    tab.get_by_text("1 training held GPUs").wait_for()
+    assert tab.locator(f"{ROWS} td.run").all_inner_texts() == ["run_9999"]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_user_who_may_read_one_dag_of_two_sees_one(address: str, open_tab: Open, width: int) -> None:
+    viewport = {"width": width, "height": 900}
+    tab = open_tab(f"{address}/trainings", user="one-dag", viewport=viewport)
+    tab.get_by_text(re.compile(r"5,150 trainings held GPUs")).wait_for()
+    assert set(tab.locator(f"{ROWS} td:first-child").all_inner_texts()) == {"mine"}
+    assert "theirs" not in tab.content()
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), "only the table is scrolled"
+
+
+def test_trainings_are_ticked_and_compared_with_the_keyboard_alone(address: str, open_tab: Open) -> None:
+    tab = open_tab(f"{address}/trainings?state=failed", user="one-dag")
+    until(tab, "served.size > 0")
+    focused = "document.activeElement.className + document.activeElement.id"
+    tab.get_by_label("DAG").focus()
+    ticked = 0
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        if tab.evaluate(focused) == "pick":
+            tab.keyboard.press("Space")
+            ticked += 1
+        if ticked == 2:
+            break
+    for _ in range(60):
+        tab.keyboard.press("Shift+Tab")
+        if tab.evaluate(focused) == "compare":
+            break
+    tab.keyboard.press("Enter")
+    tab.get_by_role("heading", name="Comparison of 2 trainings").wait_for()
