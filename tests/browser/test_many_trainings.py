@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 
@@ -93,3 +94,24 @@ def test_trainings_are_ticked_and_compared_with_the_keyboard_alone(address: str,
             break
     tab.keyboard.press("Enter")
     tab.get_by_role("heading", name="Comparison of 2 trainings").wait_for()
+
+
+def test_training_is_compared_with_the_run_before(address: str, open_tab: Open) -> None:
+    tab = open_tab(f"{address}/training?dag_id=mine&run_id=run_9000&task_id=train", user="one-dag")
+    tab.get_by_role("link", name="Compare with the run before").click()
+    tab.get_by_role("heading", name="Comparison of 2 trainings").wait_for()
+    assert tab.get_by_role("columnheader", name="run_8998").count() == 1, "run_8999 is of the other DAG"
+
+
+def test_at_most_ten_trainings_are_compared(address: str, open_tab: Open) -> None:
+    tab = open_tab(f"{address}/trainings", user="one-dag")
+    until(tab, "served.size > 0")
+    for box in tab.locator(".pick").all()[:11]:
+        box.check()
+    assert tab.locator("#compare").is_disabled()
+    tab.locator(".pick").first.uncheck()
+    tab.get_by_role("button", name="Compare 10 trainings").click()
+    tab.get_by_role("heading", name="Comparison of 10 trainings").wait_for()
+    eleventh = urllib.parse.urlencode({"training": "dag_id=mine&run_id=run_0&task_id=train"})
+    refused = open_tab(f"{tab.url}&{eleventh}", user="one-dag", allowed="the server responded with a status of 422")
+    refused.get_by_role("heading", name="Incomplete address").wait_for()

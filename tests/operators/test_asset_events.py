@@ -13,7 +13,7 @@ from airflow.sdk.log import mask_secret
 from airflow_provider_ktrain.core.reporting.asset_events import MAX_EXTRA_BYTES
 from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOperator
 from airflow_provider_ktrain.engine.follow.outcome import Outcome, event_of
-from airflow_provider_ktrain.exceptions import TrainingJobError
+from airflow_provider_ktrain.exceptions import TrainingJobError, TrainingUserCodeError
 from tests.operators.task_instance import Instance, of_each_kind
 
 MODEL, ALIAS = Asset("model", uri="s3://models/latest"), AssetAlias("trained")
@@ -94,6 +94,17 @@ def test_retry_after_a_success_gives_the_same_event(instance: Instance, has_stat
     assert seen[0] == seen[1]
     assert seen[0][0]["model"]["result"] == RESULT
     assert seen[0][0]["model"]["job"]
+
+
+def test_event_of_a_retry_has_the_usage_of_all_tries(instance: Instance) -> None:
+    with pytest.raises(TrainingUserCodeError):
+        instance.execute(command=["sh", "-c", "sleep 1; exit 3"], deferrable=False, retries=1, outlets=[MODEL])
+    assert instance.ti is not None
+    first = instance.ti.xcoms["usage"]
+    instance.execute(command=program(RESULT), deferrable=False, retries=1, outlets=[MODEL], number=2)
+    usage = extras(instance)["model"]["usage"]
+    assert usage["all_tries"]["tries"] == 2
+    assert usage["all_tries"]["held"] == pytest.approx(usage["held"] + first["held"], abs=0.2)
 
 
 def test_retry_that_adopts_gives_the_directory_of_the_job(instance: Instance) -> None:

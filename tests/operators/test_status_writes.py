@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -43,6 +44,21 @@ of_each_problem = pytest.mark.parametrize(
 
 
 # the worker
+
+
+@pytest.mark.embedded("takes minutes outside of virtual time")
+def test_worker_refreshes_the_status_every_15_seconds(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    push, written = Ti.xcom_push, list[float]()
+
+    def pushed(ti: Ti, key: str, value: Any) -> None:
+        if key == STATUS_XCOM and value["phase"] == "Running":
+            written.append(instance.clock)
+        push(ti, key, value)
+
+    monkeypatch.setattr(Ti, "xcom_push", pushed)  # a part of these tests, not of the code
+    instance.execute(command=["sh", "-c", "sleep 100"], deferrable=False)
+    assert {round(after - before) for before, after in itertools.pairwise(written[1:-1])} == {15}
+    assert len(written) >= 7
 
 
 @pytest.fixture
