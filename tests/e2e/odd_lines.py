@@ -32,7 +32,8 @@ def odd_lines() -> tuple[list[bytes], list[bytes]]:
     return blocks[0], blocks[1]
 
 
-# SECONDS pass between the two blocks of lines, and some tenths of a second between the lines of the second one
+# SECONDS pass between the two blocks of lines, or less if `Stage.finish` ends that time, and some tenths of a second
+# between the lines of the second one
 PROGRAM = f"""
 until [ -e "/tmp/$HOSTNAME.go" ]; do sleep 0.2; done
 exec python3 - <<'END'
@@ -45,7 +46,9 @@ def write(lines):
 
 at_once, later = odd_lines()
 write(at_once)
-time.sleep({{{{ dag_run.conf["seconds"] }}}})
+end = time.monotonic() + {{{{ dag_run.conf["seconds"] }}}}
+while time.monotonic() < end and not os.path.exists("STEPS/{{{{ ti.dag_id }}}}.{{{{ ti.run_id }}}}.finish"):
+    time.sleep(0.1)
 for line in later:
     write([line])
     time.sleep(0.2)

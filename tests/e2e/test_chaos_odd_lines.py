@@ -30,7 +30,7 @@ def ended(pid: int) -> bool:
 
 def test_odd_lines_while_the_supervisor_is_killed(begin: Begin, triggerers: Airflow, tmp_path: pathlib.Path) -> None:
     probe = tmp_path / "probe"
-    stage = begin("chaos_odd_lines", probe=str(probe), seconds=10)
+    stage = begin("chaos_odd_lines", probe=str(probe), seconds=600)
     wait_for("the probe runs", probe.exists)
     (first,) = wait_for("a triggerer follows", lambda: trigger_logs(triggerers, stage.dag, stage.run))
     runner = json.loads(probe.read_text().splitlines()[0])["pid"]
@@ -48,6 +48,7 @@ def test_odd_lines_while_the_supervisor_is_killed(begin: Begin, triggerers: Airf
     triggerers.run("triggerer", "triggerer-2")
     (second,) = wait_for("another one follows", lambda: trigger_logs(triggerers, stage.dag, stage.run) - {first})
     followed = time.time()
+    stage.finish()
     check_end(stage, "success")
     over = time.time()
     pathlib.Path(f"{probe}{STOP}").touch()

@@ -32,6 +32,6 @@ with DAG("chaos_odd_lines", schedule=None, start_date=pendulum.datetime(2026, 1,
     PyTorchJobOperator(
         task_id="train",
         image=os.environ.get("TEST_IMAGE", "scratch"),
-        command=["sh", "-c", PROGRAM],
+        command=["sh", "-c", PROGRAM.replace("STEPS", os.environ.get("CHAOS_STEPS", "/none"))],
         gpus=1,
     )
