@@ -5,6 +5,11 @@ Playwright drives the browser of the system; it downloads none.
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,6 +39,28 @@ def browser() -> Iterator[Any]:
 def airflow_site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with site(tmp_path_factory.mktemp("airflow")) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the plugin's pages about the trainings of `filled_site`. Each test has the same ones."""
+    home = tmp_path_factory.mktemp("airflow")
+    environment = {
+        **os.environ,
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "AIRFLOW__CORE__AUTH_MANAGER": "tests.plugin.rights_site.PerEntityAuthManager",
+    }
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port, number = listening.getsockname()[1], listening.fileno()
+        command = [sys.executable, "-m", "tests.browser.filled_site", str(number)]
+        with subprocess.Popen(command, env=environment, pass_fds=[number]) as process:
+            try:
+                url = f"http://127.0.0.1:{port}/ktrain"
+                with urllib.request.urlopen(f"{url}/static/page.css", timeout=600):  # waits until the process accepts
+                    yield url
+            finally:
+                process.terminate()
 
 
 @pytest.fixture

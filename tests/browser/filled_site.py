@@ -1,12 +1,18 @@
 """The plugin's pages of 10,300 trainings in two DAGs, for users with rights on one or both: run as a process.
 
+A few more trainings are shown by pages of their own, in states that real ones leave too soon: see `pages`. They have no
+summary, so the table doesn't list them.
+
 It serves at the port of the socket that it inherits, whose number is its argument. The rights are those of rights_site.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import sys
+import time
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,16 +25,53 @@ from airflow.models.base import Base
 from airflow.models.dagbundle import DagBundleModel
 from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
+from airflow.utils.state import DagRunState
 from fastapi import FastAPI
 from sqlalchemy import insert, select
 
-from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM
+from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, TRIES_STATE
+from airflow_provider_ktrain.core.reporting.status_document import TrainingStatus
 from airflow_provider_ktrain.links.training import PREFIX
 from airflow_provider_ktrain.plugin.application import build
 from tests.plugin.rights_site import DAGS
 
 ENDED, RUNNING = 10_000, 300
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
+HOUR = 3600.0
+#: Curves of three tries: the first one broke at step 40. The second one went on from step 20 and broke at step 70.
+SERIES: list[dict[str, list[list[int]]]] = [
+    {"loss": [[0, 90], [10, 80], [20, 70], [30, 60], [40, 50]]},
+    {"loss": [[20, 62], [30, 52], [40, 42], [50, 36], [60, 30], [70, 24]]},
+    {"loss": [[50, 28], [60, 22], [70, 18], [80, 15], [90, 12], [100, 10]]},
+]
+
+
+def waiting(limit: str, seconds: float, warning: str) -> dict[str, Any]:
+    """The status of a training that waits for a node, until `limit` or, an hour later, `scheduling_timeout` strikes."""
+    now = time.time()
+    limits = [{"name": limit, "due": now + seconds}, {"name": "scheduling_timeout", "due": now + seconds + HOUR}]
+    return TrainingStatus(
+        job={"kind": "PyTorchJob", "namespace": "ml", "name": "bert-large-7f3a"}, try_number=1, written_at=now,
+        host="worker", phases=[("Pending", now - 10)], limits=limits, notice=f"Newest warning: {warning}",
+        rows=[["Master", 0, "bert-large-7f3a-master-0", "", 8, "Pending", 0]],
+    ).to_dict()  # fmt: skip
+
+
+def pages() -> dict[str, tuple[int, dict[str, Any], list[dict[str, Any]]]]:
+    """By run: the number of the try that runs, its status, and what is stored of the tries before."""
+    tries = [
+        {"try_number": n, "max_tries": 2, "cause": f"OOM in step {step}", "step": step, "series": series}
+        for n, (step, series) in enumerate(zip((40, 70), SERIES, strict=False), 1)
+    ]
+    status = {"version": 1, "try_number": 3, "phase": "Running", "written_at": time.time(), "series": SERIES[2]}
+    no_claim = '0/4 nodes are available: persistentvolumeclaim "data" not found.'
+    no_node = "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector."
+    return {
+        "three-tries": (3, status, tries),
+        "missing-claim": (1, waiting("missing claim", HOUR, no_claim), []),
+        "no-matching-node": (1, waiting("no matching node", HOUR, no_node), []),
+        "expired": (1, waiting("missing claim", 0.0, no_claim), []),
+    }
 
 
 def fill() -> None:
@@ -64,6 +107,27 @@ def fill() -> None:
             ]
         session.execute(insert(TaskInstance.__table__), tasks)
         session.execute(insert(XComModel.__table__), xcoms)
+        for run_id, page in pages().items():
+            add_page(session, run_id, *page)
+
+
+def add_page(session: Any, run_id: str, number: int, status: dict[str, Any], tries: list[dict[str, Any]]) -> None:
+    """Store a training of the first DAG that runs, with its status. Below Airflow 3.3, tries are not stored."""
+    key = {"dag_id": DAGS[0], "run_id": run_id, "task_id": "train", "map_index": -1}
+    run = DagRun(dag_id=DAGS[0], run_id=run_id, run_type="manual", run_after=BEGAN, state=DagRunState.RUNNING)
+    session.add(run)
+    session.flush()
+    times = {"start_date": BEGAN, "updated_at": BEGAN}
+    task = {**key, **times, "id": uuid.uuid4(), "state": "running", "try_number": number, "max_tries": 2}
+    session.execute(insert(TaskInstance.__table__).values(**task, pool="p", pool_slots=1))
+    stored = {**key, "dag_run_id": run.id}
+    session.execute(insert(XComModel.__table__).values(**stored, key=STATUS_XCOM, value=status, timestamp=BEGAN))
+    with contextlib.suppress(ImportError):
+        from airflow.models.task_state_store import TaskStateStoreModel
+
+        value = json.dumps({"version": 1, "tries": tries})
+        values = {**stored, "key": TRIES_STATE, "value": value, "updated_at": BEGAN}
+        session.execute(insert(TaskStateStoreModel.__table__).values(**values))
 
 
 def main() -> None:

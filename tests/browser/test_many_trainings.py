@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import subprocess
-import sys
 import urllib.parse
-import urllib.request
-from collections.abc import Iterator
 
 import pytest
 
@@ -23,28 +17,6 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 ROWS = "#rows tbody tr"
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of the plugin's pages."""
-    home = tmp_path_factory.mktemp("airflow")
-    environment = {
-        **os.environ,
-        "AIRFLOW_HOME": str(home),
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
-        "AIRFLOW__CORE__AUTH_MANAGER": "tests.plugin.rights_site.PerEntityAuthManager",
-    }
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port, number = listening.getsockname()[1], listening.fileno()
-        command = [sys.executable, "-m", "tests.browser.filled_site", str(number)]
-        with subprocess.Popen(command, env=environment, pass_fds=[number]) as process:
-            try:
-                url = f"http://127.0.0.1:{port}/ktrain"
-                with urllib.request.urlopen(f"{url}/static/page.css", timeout=600):  # waits until the process accepts
-                    yield url
-            finally:
-                process.terminate()
 
 
 def test_table_of_10300_trainings_has_pages_and_filters(address: str, open_tab: Open) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.browser.conftest import Open
 from tests.browser.site import Site
-from tests.browser.tabs import until
+from tests.browser.tabs import OVERFLOW, until
 
 pytestmark = [
     pytest.mark.browser,
@@ -16,7 +16,6 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 NARROWEST = {"width": 320, "height": 640}  # CSS pixels of WCAG 2 AA, 1.4.10 Reflow
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 @pytest.fixture

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import re
 
 import pytest
 
 from tests.browser.conftest import Open
 from tests.browser.site import Site
-from tests.browser.tabs import GROWS, until
+from tests.browser.tabs import GROWS, LOW_CONTRAST, OVERFLOW, until
 
 pytestmark = [
     pytest.mark.browser,
@@ -17,7 +18,6 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 PHONE = {"width": 320, "height": 640}  # the narrowest one; CSS pixels of WCAG 2 AA, 1.4.10 Reflow
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 def test_queued_training_shows_what_it_waits_for(airflow_site: Site, open_page: Open) -> None:
@@ -49,6 +49,8 @@ def test_retried_training_shows_its_tries_and_what_it_repeated(airflow_site: Sit
         tab.get_by_text("Nothing is known about the earlier tries:").wait_for()
         return
     results = tab.locator("#tries-section tbody tr").all_inner_texts()
+    assert tab.locator(".chart").count() == 1
+    tab.get_by_text(re.compile(r"^try 1: [0-9.]+, this try: [0-9.]+$")).wait_for()  # the last values
     assert ["succeeded" in results[0], "damaged file" in results[1], len(results)] == [True, True, 2]
     tab.get_by_text("Repeated steps", exact=True).wait_for()
     assert tab.locator("dt", has_text="Repeated steps").locator("+ dd").inner_text().startswith("101 in ")
@@ -136,23 +138,3 @@ def test_contrast_of_texts(airflow_site: Site, open_page: Open) -> None:
         tab = open_page(url, color_scheme=scheme)
         assert tab.evaluate("document.documentElement.dataset.theme") == scheme
         assert tab.evaluate(LOW_CONTRAST) == [], url
-
-
-LOW_CONTRAST = """() => {
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const luminance = (rgb) => rgb.slice(0, 3).map((c) => c / 255)
-    .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const backOf = (item) => {
-    const color = parse(getComputedStyle(item).backgroundColor);
-    return color.length === 4 && color[3] === 0 ? backOf(item.parentElement) : color;
-  };
-  const found = [];
-  for (const item of document.body.querySelectorAll("*")) {
-    if (![...item.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim())) continue;
-    const [a, b] = [parse(getComputedStyle(item).color), backOf(item)].map(luminance);
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) found.push(`${item.tagName} ${item.textContent.trim().slice(0, 40)}: ${ratio.toFixed(2)}`);
-  }
-  return found;
-}"""
