@@ -87,7 +87,7 @@ def open_tab(browser: Any) -> Iterator[Open]:
     ) -> Any:
         """
         :param user: the token of the user; `-` for nobody.
-        :param allowed: errors in the console that contain this text are expected. Default: none is.
+        :param allowed: errors that contain this text are expected. Default: none is.
         :param clock: seconds that the browser's clock is ahead. Default: 0.
         :param hidden: open it in the background. Default: False.
         :param context: of Playwright's `new_context`, such as `color_scheme` and `viewport`.
@@ -101,13 +101,13 @@ def open_tab(browser: Any) -> Iterator[Open]:
         if user != "-":
             contexts[-1].add_cookies([{"name": "_token", "value": user, "url": url}])
         tab = contexts[-1].new_page()
-        tab.on("pageerror", lambda error: problems.append(f"{url}: {error}"))
 
-        def printed(message: Any) -> None:
-            if message.type == "error" and not (allowed and allowed in message.text):
-                problems.append(f"{url}: {message.text}")
+        def note(text: str) -> None:
+            if not (allowed and allowed in text):
+                problems.append(f"{url}: {text}")
 
-        tab.on("console", printed)
+        tab.on("pageerror", lambda error: note(str(error)))
+        tab.on("console", lambda message: note(message.text) if message.type == "error" else None)
         tab.goto(url, timeout=2 * SLOW)
         return tab
 

@@ -52,7 +52,7 @@ def test_viewer_sees_the_page_below_the_path_of_the_server(
 ) -> None:
     training, viewer = airflow_site.running(), server.token("viewer")
     tab = open_page(server.list(), user=viewer)
-    tab.get_by_role("link", name=training.task_id, exact=True).first.click()
+    tab.get_by_role("row", name=training.dag_id).get_by_role("link").first.click()
     tab.get_by_role("heading", name="Training train").wait_for()
     until(tab, "charts.size > 0")  # scripts and updates are found
     links = tab.evaluate("[...document.links].map((link) => link.pathname)")
