@@ -73,9 +73,14 @@ test-other-cluster: $(VENV)/.test
 	done; exit $$failed
 
 # the training page in the system's Chromium, driven by Playwright; skipped where there is no browser.
-# QUICK=1 for the page of one training alone
+# QUICK=1 for the page of one training alone; AIRFLOW=3.2.2 for one of tests/matrix/*.txt instead of .venv
+ifdef AIRFLOW
+test-browser:
+	@$(PYTHON) scripts/matrix.py --browser $(AIRFLOW)
+else
 test-browser: $(VENV)/.browser
 	@$(BIN)/python -m pytest -q -rs -m browser $(if $(QUICK),tests/browser/test_training_page.py,tests/browser)
+endif
 
 # 6,000 random trainings whose API server gives wrong answers (tests/adversary). Then the chaos tests: on SQLite with
 # one triggerer, then on PostgreSQL with two (skipped where there is no server)

@@ -1,4 +1,4 @@
-"""Run the tests with other versions of Airflow: `matrix.py [--quick] [NAME ...]`.
+"""Run the tests with other versions of Airflow: `matrix.py [--quick | --browser] [NAME ...]`.
 
 NAME is a file in tests/matrix without its suffix, such as 3.2.2; default: all, oldest first. Each gets a virtual
 environment of its own in .venv-matrix, and all print one table at the end. The newest also runs what needs to run once:
@@ -55,6 +55,7 @@ PARTS = (
     Part("soak on PostgreSQL", ("-m", "tests.e2e.soak", "--trainings", "100"), env=POSTGRESQL, newest=True),
     Part("package index", pytest("tests/matrix", "-m", "index"), newest=True),
 )
+BROWSER = Part("browser", pytest("tests/browser", "-m", "browser"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ def environment(name: str) -> pathlib.Path:
     say(f"{name}: making {venv.relative_to(ROOT)}")
     subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
-    subprocess.run([*pip, "-r", str(pins), "-e", "./embedded_cluster", "-e", ".[pytest]"], cwd=ROOT, check=True)
+    subprocess.run([*pip, "-r", str(pins), "-e", "./embedded_cluster", "-e", ".[browser]"], cwd=ROOT, check=True)
     stamp.write_text(made_of)
     return python
 
@@ -127,7 +128,9 @@ def main() -> None:
     known = sorted(p.stem for p in PINS.glob("*.txt"))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"environments: {', '.join(known)}")
-    parser.add_argument("--quick", action="store_true", help="run operators, triggers, imports and the features only")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--quick", action="store_true", help="run operators, triggers, imports and the features only")
+    only.add_argument("--browser", action="store_true", help="run the browser tests only, which the others leave out")
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(known):
         parser.error(f"unknown environment {', '.join(unknown)}; there are: {', '.join(known)}")
@@ -135,7 +138,7 @@ def main() -> None:
     for name in asked.names or known:
         python = environment(name)
         legend.append(versions(name, python))
-        for part in PARTS:
+        for part in (BROWSER,) if asked.browser else PARTS:
             if (part.quick or not asked.quick) and (name == known[-1] or not part.newest):
                 rows.append(run(name, part, python))
     print("\n".join(legend))
