@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from airflow_provider_ktrain.exceptions import (
 )
 from airflow_provider_ktrain.plugin.views import training_view
 from tests.operators.task_instance import TRAINS, Instance, Supervisor, supervised
+from tests.operators.test_ends import kept
 from tests.operators.test_execution_timeout import time_out_after
 from tests.operators.virtual_instance import VirtualInstance
 from tests.plugin.test_views import record
@@ -163,11 +165,11 @@ def test_try_that_has_no_job_has_a_cause(instance: Instance, monkeypatch: pytest
     assert summary_of(instance)["category"] == "cluster"
 
 
-def shown_page(instance: Instance) -> SimpleNamespace:
-    """The page of the first try, whose task has failed."""
+def shown_page(instance: Instance, state: str = "failed") -> SimpleNamespace:
+    """The page of the first try, whose task has ended."""
     assert instance.ti is not None
     status, stored = instance.ti.xcoms[STATUS_XCOM], instance.store.get(TRIES_STATE, {})
-    return training_view(record("failed", try_number=1), status, stored, with_logs=True, now=1.0)
+    return training_view(record(state, try_number=1), status, stored, with_logs=True, now=1.0)
 
 
 def is_running(instance: Instance) -> bool:
@@ -256,6 +258,36 @@ def test_page_of_an_error_says_that_the_job_may_hold_gpus(instance: VirtualInsta
     assert "may still hold GPUs" in shown.notes[0]
     assert shown.commands[0].startswith(f"kubectl delete pytorchjobs.kubeflow.org {instance.job_name} ")
     assert shown.cause["category"] == "cluster"
+
+
+@pytest.mark.embedded("sets fault switches")
+@pytest.mark.parametrize("state", ["success", "failed"])
+@pytest.mark.parametrize(
+    ("refused", "has_note", "first_command"),
+    [
+        ("/pytorchjobs/", False, "kubectl get "),
+        ("/pods", False, None),
+        ("/pytorchjobs/|/pods", True, "kubectl delete "),
+    ],
+    ids=["the job, whose pods are gone", "the pods, which go with the job", "the job and its pods"],
+)
+def test_page_shows_how_the_last_deletion_ended(
+    instance: VirtualInstance, state: str, refused: str, has_note: bool, first_command: str | None
+) -> None:
+    """The status is pushed before the job is deleted, and again if the deletion ended in another way."""
+    given = kept(retries=0) | {"on_finish_action": "delete_job"}
+    if state == "failed":
+        master = given["manifest"]["spec"]["pytorchReplicaSpecs"]["Master"]
+        master["template"]["spec"]["containers"][0]["command"][-1] += "; exit 3"
+    instance.api.fail("DELETE", refused, 403, count=float("inf"))
+    with contextlib.nullcontext() if state == "success" else pytest.raises(TrainingUserCodeError):
+        instance.execute(**given)
+    assert bool(instance.running()) is has_note
+    shown = shown_page(instance, state)
+    assert [note for note in shown.notes if "may still hold GPUs" in note] == shown.notes
+    assert bool(shown.notes) is has_note
+    assert bool(instance.jobs()) is bool(shown.commands) is bool(first_command)
+    assert not first_command or shown.commands[0].startswith(first_command)
 
 
 @pytest.mark.embedded("sets fault switches")
