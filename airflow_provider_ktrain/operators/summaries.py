@@ -12,6 +12,8 @@ from airflow_provider_ktrain import compat
 from airflow_provider_ktrain.core.diagnosis.model import Category
 from airflow_provider_ktrain.core.errors import KtrainError
 from airflow_provider_ktrain.core.formats import STATUS_XCOM, SUMMARY_XCOM, VERSION, mapping
+from airflow_provider_ktrain.core.identity.names import delete_command
+from airflow_provider_ktrain.core.kinds import kind_of
 from airflow_provider_ktrain.core.reporting import asset_events
 from airflow_provider_ktrain.core.reporting.summary import CLUSTER, CONFIGURATION, metrics_of, parameters_of, summary
 from airflow_provider_ktrain.core.state.pods.usage import NO_USAGE
@@ -101,7 +103,7 @@ def explained(
     """Store the error of the body as the cause of the try, unless an outcome has stored one.
 
     It must not delay or hide how the try ends: what can't be stored is logged, and a SIGTERM whose release has not been
-    decided stores nothing.
+    decided stores nothing. An error of this project also says which job may be left, as the training page does.
 
     :param job_end: returns whether a job of this try, if it has submitted one, may still hold accelerators, and whether
         it was deleted. Default: there is none.
@@ -112,18 +114,21 @@ def explained(
         raise
     except (Exception, AirflowTaskTimeout) as e:
         try:
-            _explain(context, e, *job_end())
+            left = _explain(context, e, *job_end())
+            if left and isinstance(e, KtrainError):
+                e.args = (f"{e}\n{left}",)
         except Exception as failure:
             log.warning("The cause could not be stored in Airflow.\n%s: %s", type(failure).__name__, failure)
         raise
 
 
-def _explain(context: Context, raised: BaseException, is_left: bool, is_deleted: bool) -> None:
+def _explain(context: Context, raised: BaseException, is_left: bool, is_deleted: bool) -> str:
+    """Store the cause. Returns the line that names the job that may be left; empty if none is, or the error has it."""
     ti = context["ti"]
     status, before = (mapping(compat.own_xcom(ti, key)) for key in (STATUS_XCOM, SUMMARY_XCOM))
     numbers = {one.get("try_number", ti.try_number) for one in (status, before)}
     if status.get("cause") or numbers != {ti.try_number}:  # after a kill, the next try may have begun
-        return
+        return ""
     error = airflow_error(raised) if isinstance(raised, KtrainError) else raised
     text = masked(str(error) if isinstance(error, TrainingJobError) else f"{type(error).__name__}: {error}")
     if isinstance(error, AirflowTaskTimeout):
@@ -134,10 +139,13 @@ def _explain(context: Context, raised: BaseException, is_left: bool, is_deleted:
     job = mapping(compat.own_xcom(ti, "job")) or mapping(before.get("job"))
     has_submitted = bool(before or job)  # either one may be missing: Airflow rejected it
     known = {} if has_submitted else {"usage": NO_USAGE.as_dict()}
+    if not has_submitted:
+        left = None if is_deleted else task_store.read_left_job(context)  # by an earlier try
+        job, is_left = left.described() if left else {}, bool(left)
     of_job = {name: str(value) for name, value in job.items() if name != "cluster"}
     first = {"version": VERSION, "try_number": ti.try_number, "host": "worker", **known}
     shown = {**first, **({"job": of_job} if job and (is_left or is_deleted) else {}), **status}
-    ended = bool(status.get("ended")) or not (has_submitted and is_left)
+    ended = bool(status.get("ended")) or not is_left
     last = {"written_at": now, "ended": ended, "job_deleted": is_deleted, "cause": cause}
     compat.push(context, STATUS_XCOM, {**shown, **last})
     task_store.write_try(context, cause=head[:500], **known)
@@ -147,6 +155,12 @@ def _explain(context: Context, raised: BaseException, is_left: bool, is_deleted:
     elif before.get("state") == "running":
         changes["usage"] = {**mapping(before.get("usage")), "at_least": True}
     _push(context, before, try_number=ti.try_number, **changes)
+    if ended or not job:
+        return ""
+    command = delete_command(kind_of(job["kind"]), job["namespace"], job["name"])
+    if command in text:
+        return ""
+    return f"{job['kind']} {job['namespace']}/{job['name']} may still hold accelerators. To delete it, run: {command}"
 
 
 def _category(error: BaseException) -> str:

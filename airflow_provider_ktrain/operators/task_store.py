@@ -15,6 +15,7 @@ from airflow_provider_ktrain.core.formats import (
     FAILED_NODES_STATE,
     JOB_STATE,
     OUTCOME_STATE,
+    SUBMISSION_STATE,
     TRIES_STATE,
     VERSION,
     earlier_success,
@@ -53,6 +54,16 @@ def read_job(context: Context) -> JobRef | None:
     with contextlib.suppress(ValueError):
         return JobRef.from_dict(mapping(mapping(compat.recall(context, JOB_STATE)).get("job")))
     return None
+
+
+def read_left_job(context: Context) -> JobRef | None:
+    """The job that a try since the last clear has submitted, if it is known that none has stored its end; else None."""
+    ti, job = context["ti"], read_job(context)
+    submission, end = (mapping(compat.recall(context, key)) for key in (SUBMISSION_STATE, OUTCOME_STATE))
+    if job is None or submission.get("max_tries") != ti.max_tries:
+        return None
+    of_end = mapping(mapping(mapping(end.get("outcome")).get("status")).get("job")).get("uid")
+    return None if end and of_end in (None, job.uid) else job
 
 
 def read_job_description(context: Context) -> dict[str, Any]:

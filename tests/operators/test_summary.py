@@ -18,6 +18,7 @@ from airflow_provider_ktrain.decorators.pytorchjob import _PyTorchJobDecoratedOp
 from airflow_provider_ktrain.exceptions import (
     TrainingClusterError,
     TrainingConfigurationError,
+    TrainingJobError,
     TrainingKilledError,
     TrainingUserCodeError,
 )
@@ -165,11 +166,11 @@ def test_try_that_has_no_job_has_a_cause(instance: Instance, monkeypatch: pytest
     assert summary_of(instance)["category"] == "cluster"
 
 
-def shown_page(instance: Instance, state: str = "failed") -> SimpleNamespace:
-    """The page of the first try, whose task has ended."""
+def shown_page(instance: Instance, state: str = "failed", number: int = 1) -> SimpleNamespace:
+    """The page of a try, whose task has ended."""
     assert instance.ti is not None
     status, stored = instance.ti.xcoms[STATUS_XCOM], instance.store.get(TRIES_STATE, {})
-    return training_view(record(state, try_number=1), status, stored, with_logs=True, now=1.0)
+    return training_view(record(state, try_number=number), status, stored, with_logs=True, now=1.0)
 
 
 def is_running(instance: Instance) -> bool:
@@ -288,6 +289,53 @@ def test_page_shows_how_the_last_deletion_ended(
     assert bool(shown.notes) is has_note
     assert bool(instance.jobs()) is bool(shown.commands) is bool(first_command)
     assert not first_command or shown.commands[0].startswith(first_command)
+
+
+def execute_retry(instance: VirtualInstance, refused: str, **how: Any) -> str:
+    """Run a second try that is refused before it submits; returns its error."""
+    connection = "nowhere" if refused == "connection" else "kubernetes_default"
+    if refused == "right":
+        instance.api.refuse(403)
+    with pytest.raises(TrainingJobError) as raised:
+        instance.execute(
+            command=TRAINS, number=2, deferrable=False, kubernetes_conn_id=connection, **{"retries": 1, **how}
+        )
+    assert instance.ti is not None
+    return str(raised.value)
+
+
+@pytest.mark.embedded("sets fault switches")
+@pytest.mark.parametrize("refused", ["connection", "right"])
+def test_retry_that_is_refused_names_the_job_of_a_lost_try(instance: VirtualInstance, refused: str) -> None:
+    """Nobody has stored how the try before has ended: its job may run."""
+    instance.execute(command=TRAINS, retries=1)
+    error = execute_retry(instance, refused)
+    (job,) = instance.jobs()
+    name = job["metadata"]["name"]
+    head, *_, last = error.splitlines()
+    assert head == summary_of(instance)["cause"]
+    assert last == (
+        f"PyTorchJob default/{name} may still hold accelerators. To delete it, run: kubectl delete -n default "
+        f"pytorchjobs {name}"
+    )
+    shown = shown_page(instance, number=2)
+    assert "may still hold GPUs: the first command ends it" in shown.notes[0]
+    assert shown.commands[0] == f"kubectl delete pytorchjobs.kubeflow.org {name} --namespace default"
+
+
+@pytest.mark.embedded("sets fault switches")
+@pytest.mark.parametrize("before", ["its end is stored", "it was cleared", "below Airflow 3.3"])
+def test_retry_that_is_refused_names_no_job_if_none_is_known_to_be_left(instance: VirtualInstance, before: str) -> None:
+    instance.has_state = before != "below Airflow 3.3"
+    if before == "its end is stored":
+        with pytest.raises(TrainingUserCodeError):
+            instance.execute(command=BAD, retries=1, deferrable=False)
+    else:
+        instance.execute(command=TRAINS, retries=1)
+    error = execute_retry(instance, "connection", **({"max_tries": 3} if before == "it was cleared" else {}))
+    assert "may still hold" not in error
+    assert not shown_page(instance, number=2).notes
+    assert not shown_page(instance, number=2).commands
 
 
 @pytest.mark.embedded("sets fault switches")
