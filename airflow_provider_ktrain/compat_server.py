@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ class TaskRecord:
         known: the task isn't deferred, or only just.
     :param max_tries: only a clear changes it. Default: None, not known.
     :param note: the note about it in Airflow. Default: empty, there is none.
+    :param summary: `core.reporting.summary`, from `find_task` only. Default: empty, there is none or it isn't known.
     """
 
     key: TaskInstanceId
@@ -49,6 +50,7 @@ class TaskRecord:
     followed: bool | None = None
     max_tries: int | None = None
     note: str = ""
+    summary: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -165,16 +167,20 @@ def _may_read(user: Any, dag_id: str, team: str | None, parts: Iterable[str]) ->
 
 
 def find_task(key: TaskInstanceId) -> TaskRecord | None:
-    """The task instance; None if there is none."""
+    """The task instance, with its note and summary; None if there is none."""
     from airflow.models.taskinstance import TaskInstance, TaskInstanceNote
+    from airflow.models.xcom import XComModel
     from sqlalchemy import select
 
     note = select(TaskInstanceNote.content).where(TaskInstanceNote.ti_id == TaskInstance.id).scalar_subquery()
+    is_summary = XComModel.key == SUMMARY_XCOM, *_is(XComModel, key)
+    summary = select(_text_of(XComModel.value)).where(*is_summary).scalar_subquery()
+    columns = *_task_columns(), note.label("note"), summary.label("summary")
     with _session() as session:
-        found = session.execute(select(*_task_columns(), note.label("note")).where(*_is(TaskInstance, key))).first()
+        found = session.execute(select(*columns).where(*_is(TaskInstance, key))).first()
         if found is None:
             return None
-        record = replace(_record(found), note=found.note or "")
+        record = replace(_record(found), note=found.note or "", summary=_mapping(found.summary) or {})
         return replace(record, followed=_followed(session, key)) if record.state == "deferred" else record
 
 

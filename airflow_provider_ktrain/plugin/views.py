@@ -15,6 +15,7 @@ from airflow_provider_ktrain.compat_server import ACTIVE_STATES, UNREADABLE, Tas
 from airflow_provider_ktrain.core.formats import NEXT_DUE, mapping, total_usage, usage_of_other_tries
 from airflow_provider_ktrain.core.kinds import KINDS
 from airflow_provider_ktrain.core.reporting.status_document import COLUMNS, FINE
+from airflow_provider_ktrain.core.reporting.summary import status_of
 from airflow_provider_ktrain.core.state.accelerators import GPU, read_stored, unit_of
 from airflow_provider_ktrain.core.state.pods.pod_state import SUCCEEDED, passes_by_itself
 from airflow_provider_ktrain.core.state.status import Phase
@@ -88,7 +89,7 @@ def _training_view(
     with_logs: bool,
     now: float,
 ) -> SimpleNamespace:
-    read, key = mapping(status), record.key
+    read, key = mapping(status) or status_of(record.summary, record.try_number), record.key
     tries = [mapping(one) for one in list_of(stored.get("tries"))]
     written_at, active = number(read.get("written_at")), record.state in ACTIVE_STATES
     due = number(read.get(NEXT_DUE)) or (written_at or now) + DUE_SECONDS
@@ -169,8 +170,9 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str
             return [NOT_FOLLOWED]
         if record.state in ACTIVE_STATES:
             return ["There is no data yet. It appears when the job has a phase."]
-        ended = f" The task ended at {clock(record.ended_at)}." if record.ended_at else ""
-        return [f"This try left no data: it ended before its job had a phase, or an older release ran it.{ended}"]
+        if not read.get("job"):
+            ended = f" The task ended at {clock(record.ended_at)}." if record.ended_at else ""
+            return [f"This try left no data: it ended before its job had a phase, or an older release ran it.{ended}"]
     notes = [NOT_FOLLOWED] if record.followed is False else []
     if record.state in FAILED_STATES and read.get("phase") == Phase.SUCCEEDED:
         notes.append("The job succeeded, but the task failed: its result could not be returned or stored.")
@@ -184,8 +186,8 @@ def _notes(record: TaskRecord, read: Mapping[str, Any], stale: bool) -> list[str
         ended = f" at {clock(record.ended_at)}" if record.ended_at else ""
         why = "and its job was not released."
         if "job_deleted" not in read:  # which each last status has
-            why = "but its last status could not be stored: it was killed, or its worker was lost. The page shows the "
-            why += "status before that."
+            why = "but its last status could not be stored: it was killed, or its worker was lost. The page shows what "
+            why += "was stored before that."
         notes.append(
             f"The try ended{ended} ({_state_words(record)}), {why} Its job may still hold GPUs: the first command ends "
             "it."
@@ -237,6 +239,12 @@ def _facts(job: Mapping[str, str], replicas: Mapping[str, Any], read: Mapping[st
         facts += [("Replicas", ", ".join(counts)), (_heading(replicas), accelerators_of(replicas))]
     elif read_stored(asked := _requested(read)):
         facts.append((f"{_heading(asked)} requested", accelerators_of(asked)))
+    if job.get("cluster"):  # of a try that has no status
+        facts.append(("Cluster", job["cluster"]))
+    if parameters := mapping(read.get("parameters")):
+        facts.append(
+            ("Parameters", ", ".join(f"{text_of(name)}={text_of(value)}" for name, value in parameters.items()))
+        )
     return facts
 
 

@@ -99,6 +99,7 @@ def fill() -> None:
             cause = f"ValueError: no data in shard {n}" if state == "failed" else ""
             usage = {"tries": 1, "held": 60.0, "wasted": 6.0}
             stored = {SUMMARY_XCOM: {"version": 1, "cause": cause, "category": cause and "user code", "usage": usage}}
+            stored[SUMMARY_XCOM] |= {"try_number": 1, "parameters": {"shard": str(n)}}
             if state == "deferred":
                 stored[STATUS_XCOM] = {"version": 1, "try_number": 1, "phase": "Running", "usage": usage}
             xcoms += [

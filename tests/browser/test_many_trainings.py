@@ -37,6 +37,12 @@ def test_table_of_10300_trainings_has_pages_and_filters(address: str, open_tab: 
     assert tab.locator(f"{ROWS} td.run").all_inner_texts() == ["run_9999"]
 
 
+def test_page_of_a_try_without_a_status_shows_its_summary(address: str, open_tab: Open) -> None:
+    tab = open_tab(f"{address}/training?dag_id=theirs&run_id=run_9999&task_id=train", user="everything")
+    assert tab.locator(".cause .summary").inner_text() == "ValueError: no data in shard 9999"
+    assert tab.locator(".facts").inner_text().split() == ["Parameters", "shard=9999"]
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_user_who_may_read_one_dag_of_two_sees_one(address: str, open_tab: Open, width: int) -> None:
     viewport = {"width": width, "height": 900}

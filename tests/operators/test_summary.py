@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +62,16 @@ def test_deferred_training_has_a_summary_before_and_after_its_end(instance: Inst
     assert {name: ended[name] for name in ("job", "parameters", "started")} == {
         name: begun[name] for name in ("job", "parameters", "started")
     }
+
+
+def test_page_of_a_worker_that_was_lost_before_its_first_status_names_the_job(instance: Instance) -> None:
+    instance.execute(command=GOOD, args=["--lr", "0.1"])
+    lost = replace(record("failed"), summary=summary_of(instance))
+    shown = training_view(lost, None, {}, with_logs=True, now=1.0)
+    assert shown.facts[0] == ("PyTorchJob", f"default/{instance.job_name}")
+    assert dict(shown.facts)["Cluster"] == summary_of(instance)["job"]["cluster"]
+    assert dict(shown.facts)["Parameters"] == "lr=0.1"
+    assert shown.commands[0].startswith("kubectl delete ")
 
 
 @pytest.mark.programs("runs a Python function")

@@ -330,6 +330,8 @@ fields = st.sampled_from(sorted(status()))
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.dictionaries(fields, json_values, max_size=4))
 def test_a_status_of_another_release_never_breaks_the_page(found: dict[str, Any]) -> None:
+    odd = replace(record("failed"), summary={**BEGUN, "try_number": 1, **found})
+    page(training_view(odd, None, {}, with_logs=True, now=110.0))
     for given_status in (found, status() | found):
         shown = view(given_status)
         page(shown)
@@ -506,6 +508,51 @@ def test_try_whose_worker_was_lost_says_so_while_its_retry_waits() -> None:
     assert note.startswith("This try left no data")
     for waits in ("scheduled", "queued", "restarting"):
         assert view(state=waits).notes == []
+
+
+BEGUN = {
+    "version": 1, "try_number": 2, "state": "running", "parameters": {"lr": "0.1", "layers": "4"},
+    "job": {"kind": "PyTorchJob", "namespace": "ml", "name": "mnist", "cluster": "https://k8s:6443"},
+}  # fmt: skip
+
+
+def test_try_without_a_status_shows_what_its_summary_has() -> None:
+    """Its worker was lost before it wrote the first status: whether it has created its job isn't known."""
+    lost = replace(record("failed", try_number=2), summary=BEGUN)
+    tries = {"tries": [{"try_number": 1, "usage": {"held": 60.0}}]}
+    shown = training_view(lost, None, tries, with_logs=True, now=110.0)
+    assert shown.facts == [
+        ("PyTorchJob", "ml/mnist"), ("Cluster", "https://k8s:6443"), ("Parameters", "lr=0.1, layers=4"),
+    ]  # fmt: skip
+    (note,) = shown.notes
+    assert "its worker was lost" in note
+    assert "may still hold GPUs" in note
+    assert shown.commands[0] == "kubectl delete pytorchjobs.kubeflow.org mnist --namespace ml"
+    assert dict(shown.usage)["Held in all tries"] == "at least 1 min"
+    page(shown)
+    running = training_view(replace(lost, state="running"), None, {}, with_logs=True, now=110.0)
+    assert "no data yet" in running.notes[0]
+    assert running.facts == shown.facts
+    assert training_view(lost, status(), {}, with_logs=True, now=110.0).facts[0] == shown.facts[0]
+    assert "Cluster" not in dict(training_view(lost, status(), {}, with_logs=True, now=110.0).facts)
+
+
+def test_summary_of_another_try_is_not_shown() -> None:
+    shown = training_view(replace(record("failed", try_number=3), summary=BEGUN), None, {}, with_logs=True, now=110.0)
+    assert not shown.facts
+    assert "left no data" in shown.notes[0]
+
+
+@pytest.mark.parametrize("with_logs", [True, False])
+def test_end_of_a_try_without_a_status_is_that_of_its_summary(with_logs: bool) -> None:
+    """Its last status could not be stored."""
+    summary = {**BEGUN, "state": "failed", "cause": "ValueError: no data", "category": "user code"}
+    ended = replace(record("failed", try_number=2), summary=summary)
+    shown = training_view(ended, None, {}, with_logs=with_logs, now=110.0)
+    assert shown.cause["summary"] == ("ValueError: no data" if with_logs else HIDDEN_CAUSE)
+    assert shown.cause["category"] == "user code"
+    assert not shown.notes
+    assert not any("delete" in command for command in shown.commands)
 
 
 def test_curves_of_earlier_tries_are_shown_before_this_one_has_any() -> None:

@@ -97,6 +97,18 @@ def summary(before: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     return document
 
 
+def status_of(summary: Mapping[str, Any], try_number: int) -> dict[str, Any]:
+    """What a status would have of a try that has stored none: its worker was lost before. Empty if nothing is known.
+
+    :param summary: of this try or another one.
+    """
+    if summary.get("try_number") != try_number:
+        return {}
+    found = {name: summary.get(name) for name in ("try_number", "job", "parameters")}
+    cause = {"summary": summary.get("cause"), "category": summary.get("category")}
+    return {**found, "ended": summary.get("state") != "running", "cause": cause if cause["summary"] else None}
+
+
 def killed_summary(before: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
     """The summary of a killed try that no worker ends, by its last status.
 
