@@ -59,6 +59,7 @@ def test_that_reads(capsys):
 """
 
 
+@pytest.mark.thorough
 def test_flooded_output_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)

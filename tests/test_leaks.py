@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 CONFTEST = """
 from tests import leaks
@@ -156,6 +158,7 @@ def test_of_a_wider_fixture_in_its_arguments(wide):
 REPORT = re.compile(r"_ ERROR at teardown of (\S+?) _.*?something behind:\n(.*?)\n(?:_|Order|=)", re.DOTALL)
 
 
+@pytest.mark.thorough
 def test_what_a_test_leaves_behind_fails_it(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)

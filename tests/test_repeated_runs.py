@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from scripts import test_often
 
 SCRIPT = Path(test_often.__file__)
@@ -28,6 +30,7 @@ def test_that_fails_once():
 """
 
 
+@pytest.mark.thorough
 def test_failures_are_printed_with_their_seeds(tmp_path: Path) -> None:
     file = tmp_path / "test_it.py"
     file.write_text(TESTS)

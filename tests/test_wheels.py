@@ -94,6 +94,7 @@ def test_dependencies_are_those_of_the_project(wheel: Wheel) -> None:
     assert wheel.metadata.name == wheel.declared["name"]
 
 
+@pytest.mark.thorough
 def test_what_the_package_imports_is_a_dependency(wheel: Wheel) -> None:
     nodes = [node for file in wheel.project.package.rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
     modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]

@@ -93,6 +93,7 @@ def test_failure_prints_the_cause_and_exits_1(run: Start, cluster: TestCluster) 
     assert not left(cluster, "failure")
 
 
+@pytest.mark.thorough
 def test_signals_delete_the_jobs_of_two_runs_of_a_manifest_and_wait_for_their_pods(
     run: Start, cluster: TestCluster
 ) -> None:
@@ -114,6 +115,7 @@ def test_signals_delete_the_jobs_of_two_runs_of_a_manifest_and_wait_for_their_po
     assert not pods_left(cluster, "twice")
 
 
+@pytest.mark.thorough
 def test_the_grace_period_is_named_and_a_second_signal_reports_what_is_left(run: Start, cluster: TestCluster) -> None:
     command = run(job(IGNORE_SIGTERM, name="stubborn", grace=60))
     command.wait_for("[Master 0] ready")
@@ -129,6 +131,7 @@ def test_the_grace_period_is_named_and_a_second_signal_reports_what_is_left(run:
     )
 
 
+@pytest.mark.thorough
 def test_closed_output_deletes_the_job(run: Start, cluster: TestCluster) -> None:
     command = run(job("echo ready; while true; do sleep 0.1; echo again; done", name="piped"))
     command.wait_for("[Master 0] ready")
@@ -159,6 +162,7 @@ def test_an_unreachable_api_server_keeps_the_job_and_a_second_signal_reports_it(
     delete(cluster, name)
 
 
+@pytest.mark.thorough
 def test_a_missing_right_to_create_is_the_only_error(run: Start, cluster: TestCluster, tmp_path: Path) -> None:
     reader = tmp_path / "reader.kubeconfig"
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
@@ -195,6 +199,7 @@ def test_the_timeout_ends_the_job(run: Start, cluster: TestCluster) -> None:
     assert not pods_left(cluster, "late")
 
 
+@pytest.mark.thorough
 def test_standard_input_with_another_document(ktrain: Start, cluster: TestCluster) -> None:
     other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}}
     command = ktrain("run", "-", "--kubeconfig", cluster.kubeconfig, "-n", cluster.namespace)
@@ -203,6 +208,7 @@ def test_standard_input_with_another_document(ktrain: Start, cluster: TestCluste
     assert "warning: ConfigMap settings is not submitted, only the training job is" in command.output
 
 
+@pytest.mark.thorough
 def test_mpijob_with_an_invalid_result(run: Start, cluster: TestCluster) -> None:
     require(cluster, MPIJOB, "v1")
     command_line = ["sh", "-c", "echo launched; echo KTRAIN_RESULT {"]

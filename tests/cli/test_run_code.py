@@ -56,6 +56,7 @@ def test_command_runs_in_the_code_of_a_job_without_a_manifest(ktrain: Start) -> 
     assert "[Master 0] task ktrain-run training" in command.output
 
 
+@pytest.mark.thorough
 @pytest.mark.embedded("starts a cluster by --local")
 @pytest.mark.usefixtures("code")
 def test_a_file_that_the_code_lacks_is_named_relative_to_it(ktrain: Start) -> None:
@@ -66,6 +67,7 @@ def test_a_file_that_the_code_lacks_is_named_relative_to_it(ktrain: Start) -> No
     assert "it is relative to the directory of `code` or --code" in command.output
 
 
+@pytest.mark.thorough
 @pytest.mark.embedded("starts a cluster by --local")
 @pytest.mark.usefixtures("code")
 def test_command_and_code_replace_those_of_a_manifest(ktrain: Start, tmp_path: Path) -> None:

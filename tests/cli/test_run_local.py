@@ -42,6 +42,7 @@ def write(tmp_path: Path, script: str, workers: int = 0) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job(script, workers=workers)))
 
 
+@pytest.mark.thorough
 def test_a_file_runs_in_directories_of_this_machine_with_the_other_objects_that_it_has(
     ktrain: Start, tmp_path: Path, temporary: Path
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_file_runs_in_directories_of_this_machine_with_the_other_objects_that_
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("accelerator", "simulated", "counted"),
     [
@@ -173,6 +175,7 @@ def test_make_test_gpu_runs_one_rank_for_each_gpu(fake_gpus: dict[str, str]) -> 
     assert "passed: 3 ranks with gloo" in done.stdout
 
 
+@pytest.mark.thorough
 def test_an_object_that_is_not_served_is_an_error(ktrain: Start, tmp_path: Path) -> None:
     other = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump_all([other, job("true")]))

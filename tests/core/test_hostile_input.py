@@ -291,6 +291,7 @@ def is_quadratic(call: Any, prefix: str) -> bool:
     return all(growth(call, prefix) >= 8 for _ in range(5))
 
 
+@pytest.mark.thorough
 def test_no_pattern_of_lines_takes_quadratic_time_for_what_follows_its_beginning() -> None:
     slow = [
         (name, prefix, follows)

@@ -233,6 +233,7 @@ def later(seconds: float) -> str:
     return f"{moment.isoformat()}.{int(seconds % 1 * 1e9):09d}Z"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("spread", [1, 3600, 7 * 86400])
 @pytest.mark.parametrize(
     ("containers", "smallest", "largest", "exact"),

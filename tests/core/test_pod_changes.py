@@ -130,6 +130,7 @@ def test_recorded_jobs(name: str, skew: int) -> None:
     assert known == [expected] * len(known)
 
 
+@pytest.mark.sampled(4)
 @each_job
 def test_recorded_jobs_with_a_handover_after_each_change(name: str) -> None:
     first, *changes = changes_of(name)
@@ -143,6 +144,7 @@ def test_recorded_jobs_with_a_handover_after_each_change(name: str) -> None:
         process = process.next()
 
 
+@pytest.mark.sampled(4)
 @each_job
 def test_recorded_jobs_after_a_cut(name: str) -> None:
     """The changes after any one are missed, and read again from where it is said that they show more."""

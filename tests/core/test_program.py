@@ -82,6 +82,7 @@ def test_only_rank_0_prints_a_result() -> None:
     assert run(program(Definition("def f():\n    return 1"), "f", [], {}), RANK="1") == ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("value", "why"),
     [

@@ -159,6 +159,7 @@ def test_lines_of_the_program_and_manifests_are_not_searched_again() -> None:
     assert type(masked(Verbatim("x"))) is str
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "text",
     [

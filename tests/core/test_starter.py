@@ -194,6 +194,7 @@ def test_directory_is_removed_at_the_end(start: Any) -> None:
     assert not Path("/dev/shm", container.stacks_name).exists()
 
 
+@pytest.mark.thorough
 def test_program_is_not_harmed_by_2000_questions(start: Any) -> None:
     """It computes in threads, and asks itself all the time, as the starter would."""
     program = (
@@ -563,6 +564,7 @@ def test_error_of_the_next_sitecustomize_is_reported_as_without_ours(start: Any,
     assert (container.out, container.err) == (without.stdout, without.stderr.rstrip("\n"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("version", ["3.6", "3.7", "3.8", "3.12", "3.13", "3.14"])
 def test_other_pythons_show_their_stacks(start: Any, version: str) -> None:
     found = [f"python{version}", *glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python3"))]

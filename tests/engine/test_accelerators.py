@@ -45,6 +45,7 @@ def workers(training: Staged, number: int) -> None:
     training.spec(pytorchReplicaSpecs={"Worker": {"replicas": number}})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("resource", ROWS)
 async def test_partial_start_names_the_resource(resource: str) -> None:
     """The Master has 3 units, and none are left for the Worker."""

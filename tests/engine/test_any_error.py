@@ -62,6 +62,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.sampled(3)
 @virtual
 @pytest.mark.parametrize("in_trigger", [True, False])
 @pytest.mark.parametrize("error", ERRORS)
@@ -193,6 +194,7 @@ async def killed_in_submission(kube: ApiServer, at: float, host: Host | None = N
         return str(log)
 
 
+@pytest.mark.sampled(3)
 @virtual
 @pytest.mark.parametrize(
     "host", [pytest.param(host_of(), id="worker"), pytest.param(Host(), id="terminal", marks=pytest.mark.thorough)]
@@ -644,7 +646,7 @@ async def test_busy_api_server_is_no_reason_to_give_up() -> None:
 
 
 @virtual
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("in_trigger", [True, False])
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize(

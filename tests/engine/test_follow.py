@@ -144,6 +144,7 @@ async def test_result_and_cause_are_found_in_a_flood_of_lines() -> None:
         assert outcome.result == {"loss": 0.5}
 
 
+@pytest.mark.sampled(5)
 @of_each_kind
 @pytest.mark.parametrize("action", list(OnFinishAction))
 @pytest.mark.parametrize("end", [succeed, fail])
@@ -339,6 +340,7 @@ async def test_sensor_ignores_a_partial_allocation() -> None:
         assert not messages(training, "in 1 pod, but")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("state", [queued, unscheduled, silent])
 @pytest.mark.parametrize("seconds", [-1.0, 5.0], ids=["passed", "in 5 s"])
 @of_each_kind

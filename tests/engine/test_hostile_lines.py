@@ -135,6 +135,7 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", HOSTILE)
 async def test_what_is_kept_of_lines_does_not_grow_with_them(kind: str) -> None:
     """Neither of live lines nor of those from before a takeover, which all precede a later step."""

@@ -88,6 +88,7 @@ async def killed_at(training: Staged, options: Options, step: str) -> None:
     training.memory.stored = stored
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("step", "finalizer"), [*((step, False) for step in STEPS), ("after the DELETE", True)], ids=str
 )

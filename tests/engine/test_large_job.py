@@ -9,6 +9,8 @@ from collections import Counter
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from tests.engine.large_job import LargeJob
 from tests.engine.tasks import Lines, Sink
 from tests.until import until
@@ -72,6 +74,7 @@ async def test_a_change_of_a_pod_executes_the_same_lines_in_a_job_of_any_size() 
     assert large <= 1.1 * small, busiest
 
 
+@pytest.mark.thorough
 async def test_pods_add_few_objects_for_the_garbage_collector() -> None:
     """It looks at all objects of the process when the new ones are a quarter of the others, and holds the loop then."""
     job, size = LargeJob(600), 600

@@ -306,6 +306,7 @@ LONG = [1, 10, 1000, 5000, 70_000, 256 * 1024, 2 * 1024 * 1024]
 ODD = [b"10%|#   |\r20%|##  |\r", b"\xff\xfe\xfa", b"\0", b"\xed\xa0\x80", "é😀".encode(), b'"\\']
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("goes_away", [False, True], ids=["is slow and stops", "goes away"])
 async def test_odd_and_long_lines_neither_block_the_loop_nor_get_lost(supervisor: Wire, goes_away: bool) -> None:
     kube, lines = PodServer(), 0

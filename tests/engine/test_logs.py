@@ -67,6 +67,7 @@ async def test_cut_streams_lose_and_repeat_no_line(cuts: int) -> None:
     assert sink.notices == []
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", range(20))
 async def test_every_line_of_every_run_is_read_once_in_random_container_lives(seed: int) -> None:
     """Restarts, cuts, responses that only look complete, an unreachable server, pods that join late."""
@@ -264,7 +265,7 @@ def held(follower: LogFollower) -> int:
     return len(follower._followed) + len(follower._observed) + len(follower.cursor.positions)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.thorough
 @of_each_kind
 @pytest.mark.parametrize("handed_over", [False, True])
 async def test_recreated_pods_do_not_grow_the_memory(handed_over: bool, kind: Kind) -> None:

@@ -163,6 +163,7 @@ async def ours() -> dict[str, Any]:
     return seen(client.configuration, headers.get("authorization", ""))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("extras", TABLE, ids=title)
 async def test_extras_have_the_same_effect_as_in_airflow_in_a_pod(
     pod: Path, monkeypatch: pytest.MonkeyPatch, extras: Extras
@@ -171,6 +172,7 @@ async def test_extras_have_the_same_effect_as_in_airflow_in_a_pod(
     assert await ours() == theirs()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("extras", [e for e in TABLE if "in_cluster" not in title(e) or not any(e.values())], ids=title)
 async def test_extras_have_the_same_effect_as_in_airflow_outside_a_pod(
     home: Path, monkeypatch: pytest.MonkeyPatch, extras: Extras

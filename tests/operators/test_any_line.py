@@ -357,6 +357,7 @@ def sweep(
     return Sweep(tmp_path, monkeypatch, Moments(), capsys, deferrable, retries)
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(3)
 @of_retries
 @of_hosts

@@ -55,6 +55,7 @@ def check(case: dict[str, Any], instance: Instance) -> None:
     assert failed.value.cause["category"] == case["category"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CASES)
 def test_cause_is_found_wherever_it_stands(name: str, instance: Instance) -> None:
     check(CASES[name], instance)
@@ -67,6 +68,7 @@ def test_cause_of_processes_is_found(name: str, instance: Instance) -> None:
     check(CASES[name], instance)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("instance", [PYTORCHJOB, MPIJOB, TRAINJOB], indirect=True, ids=lambda kind: str(kind.name))
 @pytest.mark.parametrize("policy", ["Never", "OnFailure"])
 @pytest.mark.parametrize(("code", "name"), [(137, "SIGKILL"), (143, "SIGTERM")])
@@ -136,6 +138,7 @@ UCX = """\
 EVICTED = "Worker 1 was evicted from its node (EvictionByEvictionAPI)"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("instance", [MPIJOB], indirect=True, ids=["mpijob"])
 @pytest.mark.parametrize("delay", [1, 11, 200])
 @pytest.mark.parametrize(

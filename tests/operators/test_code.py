@@ -174,6 +174,7 @@ def test_code_without_a_command_is_refused(
         train(instance, folder, operator=operator, command=None, **workers)
 
 
+@pytest.mark.thorough
 @pytest.mark.embedded("needs an image with mpirun")
 @pytest.mark.skipif(not shutil.which("mpirun", path=Path(sys.executable).parent), reason="needs Open MPI")
 @pytest.mark.parametrize("version", [pytest.param("v1", marks=pytest.mark.thorough), "v2beta1"])

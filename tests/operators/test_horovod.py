@@ -42,6 +42,7 @@ def horovod(*lines: str, code: int = 1, api_version: str = "kubeflow.org/v1") ->
     return {"apiVersion": api_version, "kind": "MPIJob", "metadata": {}, "spec": spec}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("instance", [MPIJOB], indirect=True)
 @pytest.mark.parametrize("logs", ["auto", "none"])
 @pytest.mark.parametrize("printed", PRINTED.values(), ids=PRINTED)

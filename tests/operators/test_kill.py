@@ -70,6 +70,7 @@ STATES: dict[str, tuple[TaskInstanceState | Exception, bool, bool]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("retries", [1, 0], ids=["a retry is left", "no retry is left"])
 def test_state_of_the_task_decides_about_the_job(

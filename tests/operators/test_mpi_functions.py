@@ -85,6 +85,7 @@ def fails() -> None:
         raise ValueError("no data")
 
 
+@pytest.mark.thorough
 def test_function_runs_in_every_rank(instance: Instance, capfd: pytest.CaptureFixture[str]) -> None:
     options = {"nproc_per_node": 2, "env": {"GREETING": "hello"}, "checkpoint_dir": "/checkpoints"}
     returned = run(instance, sees, "ü", **options)
@@ -103,6 +104,7 @@ def test_none_is_a_return_value(instance: Instance) -> None:
     assert run(instance, nothing) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("function", "error", "why"),
     [

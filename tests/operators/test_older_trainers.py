@@ -65,6 +65,7 @@ def test_clear_releases_the_job_before_it_is_refused(instance: VirtualInstance, 
     assert not instance.api.pods
 
 
+@pytest.mark.thorough
 @older
 def test_retry_adopts_the_job_and_follows_it_to_its_end(instance: VirtualInstance, version: str) -> None:
     submitted(instance, version, *TRAINS)
@@ -74,6 +75,7 @@ def test_retry_adopts_the_job_and_follows_it_to_its_end(instance: VirtualInstanc
     assert not instance.api.pods
 
 
+@pytest.mark.thorough
 @pytest.mark.sampled(2)
 @older
 def test_failed_job_has_a_cause_and_is_released(instance: VirtualInstance, version: str) -> None:

@@ -99,6 +99,7 @@ def test_error_names_the_parameter(instance: Instance) -> None:
     assert not instance.jobs()
 
 
+@pytest.mark.thorough
 @pytest.mark.embedded("starts clusters of its own")
 @pytest.mark.parametrize("version", ["v1", "v2beta1"])
 def test_both_versions_of_an_mpijob(version: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,7 @@ def test_total_says_that_the_usage_of_a_try_is_missing(instance: Instance, capsy
     assert "Accelerators of all tries together: held for at least " in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.embedded("sets fault switches")
 @pytest.mark.parametrize("refuses", ["", SUMMARY_XCOM], ids=["stored", "no summary is stored"])
 def test_try_whose_usage_nobody_knows_does_not_count_as_none(instance: VirtualInstance, refuses: str) -> None:

@@ -43,6 +43,7 @@ def supervisor() -> Iterator[Supervisor]:
         yield answers
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("states", "kept"),
     [
@@ -364,6 +365,7 @@ def test_trigger_stores_how_a_killed_training_ended(
         assert summary["parameters"] == begun["parameters"]
 
 
+@pytest.mark.sampled(3)
 @of_each_kind
 @pytest.mark.embedded("counts requests of the scripted API server")
 @pytest.mark.parametrize("requests", range(4))
@@ -474,6 +476,7 @@ def test_kill_keeps_the_gpu_time_that_an_earlier_process_has_stored(instance: In
     assert xcoms[SUMMARY_XCOM]["usage"] == {"tries": 0, "held": 36000.0, "wasted": 0.0, "at_least": True}
 
 
+@pytest.mark.sampled(5)
 @of_each_kind
 @pytest.mark.embedded("waits for half a minute outside of virtual time")
 @pytest.mark.parametrize(

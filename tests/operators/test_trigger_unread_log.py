@@ -80,6 +80,7 @@ def fill() -> None:
             runner.send(LINE.encode(), socket.MSG_DONTWAIT)
 
 
+@pytest.mark.thorough
 def test_lines_that_airflows_supervisor_has_not_read_are_counted() -> None:
     done = subprocess.run([sys.executable, "-c", AIRFLOWS_CHANNEL], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

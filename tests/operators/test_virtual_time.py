@@ -18,7 +18,7 @@ PROGRAM = ["sh", "-c", """sleep 3600; echo 'KTRAIN_RESULT {"loss": 0.5}'"""]
 HOUR = STARTED + 3600.0 + NOTICED  #: Time from the create to the end of the job.
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("instance", [PYTORCHJOB, MPIJOB, TRAINJOB], indirect=True, ids=lambda kind: str(kind.name))
 @pytest.mark.parametrize("deferrable", [False, True], ids=["worker", "trigger"])
 def test_training_of_an_hour(instance: VirtualInstance, deferrable: bool) -> None:

@@ -119,6 +119,7 @@ def test_rejected_credentials_at_the_last_adoption_do_not_end_the_training(
     assert "nobody follows it now.\nTo delete it, run: kubectl delete" in capsys.readouterr().out
 
 
+@pytest.mark.sampled(5)
 @of_each_kind
 @pytest.mark.embedded("sets fault switches")
 @pytest.mark.parametrize("outage", [{"fault": "drop", "seconds": 600}, {"fault": "status", "status": 503}], ids=str)

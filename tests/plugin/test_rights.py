@@ -30,6 +30,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, tup
     return {user: {page: (code, text) for page, (code, text) in pages.items()} for user, pages in read.items()}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("user", "readable"),
     [

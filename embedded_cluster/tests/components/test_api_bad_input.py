@@ -279,6 +279,7 @@ def test_any_request_gets_an_answer(
         assert status["message"]
 
 
+@pytest.mark.thorough
 @settings(max_examples=settings().max_examples * 2, suppress_health_check=list(HealthCheck))
 @given(mutated())
 def test_any_accepted_job_is_reconciled(api: Client, body: Any) -> None:

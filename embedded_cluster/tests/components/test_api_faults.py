@@ -164,6 +164,7 @@ def test_lost_node_is_unknown_until_it_returns(faulty: EmbeddedCluster, api: Cli
     assert ready() == "True"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fault", "named"),
     [

@@ -143,6 +143,7 @@ def load(name: str) -> dict[str, Any]:
     return recording
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", recordings())
 def test_status_matches_the_recordings(name: str) -> None:
     recording = load(name)
@@ -158,6 +159,7 @@ def test_status_matches_the_recordings(name: str) -> None:
             assert conditions(seen) == conditions(recorded)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", recordings())
 def test_objects_match_the_recordings(name: str) -> None:
     recording = load(name)
@@ -170,6 +172,7 @@ def test_objects_match_the_recordings(name: str) -> None:
         assert seen == expected
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", recordings())
 def test_events_match_the_recordings(name: str) -> None:
     """What a recording lacks is what the operator had no budget left for: it reconciles more often than we do."""

@@ -179,6 +179,7 @@ async def test_real_mpirun_runs_ranks_in_the_workers(tmp_path: Path, launcher: A
         assert cluster.phase("real-launcher") == "Succeeded"
 
 
+@pytest.mark.thorough
 async def test_workers_do_not_share_dev_shm(tmp_path: Path) -> None:
     """Two ranks in each Worker; on a real cluster each pod has a /dev/shm of its own."""
     program = """
@@ -196,6 +197,7 @@ MPI.COMM_WORLD.barrier()
         assert cluster.log(made).count("shared []\n") == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("launcher", [launcher_v1, launcher_v2])
 async def test_end_of_a_worker_ends_its_ranks(tmp_path: Path, launcher: Any) -> None:
     marker = uuid.uuid4().hex
@@ -238,6 +240,7 @@ def worker_v2(cluster: Small, command: list[str] | str, **container: Any) -> Obj
                           container=container, terminationGracePeriodSeconds=0)  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("worker", ["sleep 600", ["sleep", "600"], "/usr/sbin/sshd -t; sleep 600"])
 async def test_ssh_is_refused_without_sshd(tmp_path: Path, worker: list[str] | str) -> None:
     async with small(tmp_path) as cluster:
@@ -248,6 +251,7 @@ async def test_ssh_is_refused_without_sshd(tmp_path: Path, worker: list[str] | s
         assert cluster.log(pod) == "ssh: connect to host w.real port 22: Connection refused\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "worker",
     [
@@ -280,6 +284,7 @@ async def test_ssh_to_its_own_pod_needs_no_sshd(tmp_path: Path) -> None:
         assert cluster.log(pod) == "[sparrow] [1]\n"
 
 
+@pytest.mark.thorough
 async def test_the_launcher_of_v1_does_not_wait_for_itself(tmp_path: Path) -> None:
     """A launcher with a GPU limit is a host of its own hostfile."""
     async with small(tmp_path) as cluster:

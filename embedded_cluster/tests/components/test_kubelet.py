@@ -535,6 +535,7 @@ async def test_termination_messages(tmp_path: Path) -> None:
         assert len(messages["long"]) == 4096
 
 
+@pytest.mark.thorough
 async def test_many_pods_run_concurrently(tmp_path: Path) -> None:
     async with small(tmp_path, nodes=4, timing=FAST) as cluster:
         for i in range(40):

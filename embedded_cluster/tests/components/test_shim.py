@@ -261,6 +261,7 @@ async def test_nothing_survives_a_kill_of_the_kubelet(tmp_path: Path) -> None:
 TRAIN = "import sys, time; print('rank up', flush=True); time.sleep(600)"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["kubelet", "torchrun"])
 async def test_nothing_of_torchrun_survives(tmp_path: Path, victim: str) -> None:
     marker = uuid.uuid4().hex
