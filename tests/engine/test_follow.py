@@ -699,6 +699,25 @@ async def test_403_ends_a_job_that_was_just_created() -> None:
         assert timing.now() - began < 30.0
 
 
+@pytest.mark.parametrize(("event", "deleted"), [(Event.ERROR, False), (Event.NO_RIGHT, True)])
+async def test_error_of_the_last_try_deletes_a_followed_job_only_without_the_right_to_watch(
+    event: Event, deleted: bool
+) -> None:
+    """The job was created just now, but it has been followed since: its program may already have done something."""
+
+    async def created(api: object, **_: Any) -> Submitted:
+        return Submitted(training.ref, training.job, created=True)
+
+    async with staged() as training, training.owner(shared=False) as owner:
+        training.start()
+        await owner.submit(Call(created))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10.0):
+                await owner.follow(training.ref, Options())
+        await owner.interrupted(event)
+        assert training.exists is not deleted
+
+
 async def test_401_to_a_read_does_not_end_a_job_that_was_just_created() -> None:
     """The create was accepted with these credentials. The watch shows whether they are refused for good."""
 
