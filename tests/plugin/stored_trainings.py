@@ -139,6 +139,10 @@ def main() -> None:
                 "of two seconds": [one.record.key.run_id for one in found(two_seconds)],
                 "of a task": len(found(Selection(every.dag_ids, task=KEYS[48]))),
                 "by key": [by_key[KEYS[7]].summary, by_key[WITHOUT_STATUS].summary, MISSING in by_key],
+                "page": [
+                    record and dict(record.summary)
+                    for record in map(compat_server.find_task, (KEYS[2], KEYS[3], WITHOUT_STATUS, MISSING))
+                ],
                 "right": statuses == right,
                 "changed": [(compat_server.read_statuses([KEYS[3]]) or {}).get(KEYS[3]), statuses[KEYS[3]]["phase"]],
                 "none": compat_server.read_statuses([WITHOUT_STATUS]),

@@ -63,6 +63,7 @@ def test_number_of_queries_does_not_grow_with_trainings(
         "of two seconds": ["run-1", "run-0"],
         "of a task": 1,
         "by key": [{"version": 1, "state": "running", "cause": "run-7"}, {}, False],
+        "page": [{"version": 1, "usage": {"held": 7, "wasted": 1}, "cause": "of a text"}, {}, {}, None],
         "right": True,
         "changed": [{"phase": "Failed"}, "Running"],
         "none": {},
